@@ -1,0 +1,1 @@
+"""From conversations to packed rows of token ids and loss masks."""

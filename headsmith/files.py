@@ -1,0 +1,125 @@
+"""Atomic writes: a reader sees the old file or the new one, never half of one.
+
+Everything is written beside its destination and renamed, so a killed run leaves at most a
+hidden `.NAME.*.tmp` behind and never a checkpoint that looks whole but is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headsmith.errors import EnvironmentFault
+
+# There is no way to read the mask without setting it, so it is read once, before any thread runs.
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
+
+def cache_dir() -> Path:
+    """Folder for what is fetched or converted once: `$HEADSMITH_HOME` or `~/.cache/headsmith`."""
+    home = os.environ.get("HEADSMITH_HOME")
+    return Path(home).expanduser() if home else Path.home() / ".cache" / "headsmith"
+
+
+def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary sibling of `path`, then rename it to `path`.
+
+    Raises EnvironmentFault if the disk is full; the temporary file is removed on any failure.
+    """
+    path = Path(path)
+    with _disk_full_is_a_fault(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        with _disk_full_is_a_fault(path):
+            write(temporary)
+            _sync(temporary)
+            # mkstemp makes files that only their owner can read; a result is for everybody.
+            temporary.chmod(0o666 & ~_UMASK)
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def write_json(path: str | Path, obj: Any) -> None:
+    """Write `obj` as indented JSON, atomically; NaN and infinity are refused (ValueError)."""
+    write_text(path, json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling folder that becomes `path` when the block succeeds.
+
+    An existing `path` is replaced only then. On any failure the temporary folder is removed and
+    `path` stays as it was. Raises EnvironmentFault if the disk is full.
+    """
+    path = Path(path)
+    with _disk_full_is_a_fault(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        with _disk_full_is_a_fault(path):
+            yield temporary
+            for child in temporary.rglob("*"):
+                if child.is_file():
+                    child.chmod(0o666 & ~_UMASK)
+                    _sync(child)
+            temporary.chmod(0o777 & ~_UMASK)
+            _swap_in(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap_in(temporary: Path, path: Path) -> None:
+    if not path.exists():
+        os.replace(temporary, path)
+        return
+    # A folder that is not empty cannot be renamed over: step the old one aside first.
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    os.replace(path, aside)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        os.replace(aside, path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _disk_full_is_a_fault(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EnvironmentFault(
+                f"the disk is full while writing {path}; free some space and run again"
+            ) from error
+        raise
+
+
+def _write_text(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

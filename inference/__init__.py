@@ -1,0 +1,1 @@
+"""The speculative decoder that proves a head: drafting, verification and measurement."""

@@ -1,0 +1,1 @@
+"""From a recipe to a checkpoint: the unroll, the losses and the training loop."""
