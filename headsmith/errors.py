@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class HeadsmithError(Exception):
-    """A mistake in usage or configuration: the command line prints the sentence and exits with 2."""
+    """A mistake in usage or configuration: one sentence on stderr, exit code 2."""
 
     exit_code = 2
 

@@ -22,6 +22,8 @@ from headsmith.errors import EnvironmentFault
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
+_FULL_SIGNS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed")
+
 
 def cache_dir() -> Path:
     """Folder for what is fetched or converted once: `$HEADSMITH_HOME` or `~/.cache/headsmith`."""
@@ -100,12 +102,20 @@ def _swap_in(temporary: Path, path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception means that the disk, or the user's quota on it, is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # safetensors and torch.save write from native code and keep only the text, if that.
+    return any(sign in str(error) for sign in _FULL_SIGNS)
+
+
 @contextmanager
 def _disk_full_is_a_fault(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if is_disk_full(error):
             raise EnvironmentFault(
                 f"the disk is full while writing {path}; free some space and run again"
             ) from error
