@@ -138,13 +138,13 @@ class Steps:
             )
         except (KeyError, TypeError, ValueError) as fault:
             raise HeadsmithError(
-                f"A line of steps.jsonl is not one that headsmith wrote ({fault!r}); "
-                "write the file again with `headsmith eval --out`."
+                f"a line of steps.jsonl is not one that headsmith wrote ({fault!r}); "
+                "write the file again with `headsmith eval --out`"
             ) from fault
         if steps.finish_reason not in get_args(FinishReason):
             raise HeadsmithError(
                 f"steps.jsonl: request {steps.id} ends with finish_reason "
-                f"{steps.finish_reason!r}; known are {', '.join(get_args(FinishReason))}."
+                f"{steps.finish_reason!r}; known are {', '.join(get_args(FinishReason))}"
             )
         return steps
 
