@@ -1,0 +1,114 @@
+"""`headsmith eval`: parse, call `evaluate`, print. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from headsmith.errors import HeadsmithError
+
+Progress = Callable[[int, int, str], None]
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """`1,4,8` as numbers; HeadsmithError for anything else."""
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError as fault:
+        raise HeadsmithError(
+            f"batch {text!r} is not a list of batch sizes such as 1,4,8"
+        ) from fault
+
+
+@click.command("eval")
+@click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
+@click.option("--head", help="Folder of the head's checkpoint.")
+@click.option(
+    "--prompts",
+    default="default",
+    show_default=True,
+    help="JSONL file or task (default, mt_bench, humaneval, gsm8k), each with :N for the first N; "
+    "several with commas.",
+)
+@click.option("--data-dir", help="Folder that holds TASK.jsonl, instead of the Hub.")
+@click.option(
+    "--draft",
+    default="chain:4",
+    show_default=True,
+    help="chain:DEPTH or tree:NODES,TOPK,DEPTH.",
+)
+@click.option("--drafter", default="head", show_default=True, help="head or none (plain decoding).")
+@click.option("--rule", default="greedy", show_default=True, help="greedy.")
+@click.option("--max-new-tokens", type=int, default=128, show_default=True)
+@click.option("--batch", default="1", show_default=True, help="Batch sizes, such as 1,4,8.")
+@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
+@click.option(
+    "--baseline/--no-baseline",
+    default=True,
+    show_default=True,
+    help="Measure plain decoding in turn with the drafted one.",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--system-prompt", help="Put before prompts that have no system message.")
+@click.option("--stop", multiple=True, help="A text that ends an answer; repeat for several.")
+@click.option("--limit", type=int, help="First N prompts of each source.")
+@click.option("--out", help="Folder for result.json, steps.jsonl and responses.jsonl.")
+@click.option("--json", "json_path", help="Also write the result here; - is standard output.")
+@click.option("--allow-mismatch", is_flag=True, help="Measure a head on a target not its own.")
+@click.option("--threads", type=int, help="CPU threads of torch.")
+def eval_(batch: str, json_path: str | None, **options: Any) -> None:
+    """Measure a head: acceptance length, rates, speed and equality with the target."""
+    from rich.console import Console
+
+    from headsmith.files import write_json
+    from headsmith.inference.evaluate import EvalSettings, evaluate, raise_if_unequal
+    from headsmith.inference.report import print_report
+
+    command = shlex.join(["headsmith", *sys.argv[1:]])
+    settings = EvalSettings(batch=batch_sizes(batch), command=command, **options)
+    with progress_bar() as on_progress:
+        result = evaluate(settings, on_progress)
+    print_report(result, Console(stderr=json_path == "-"))
+    if json_path == "-":
+        click.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+    elif json_path is not None:
+        write_json(json_path, result)
+    raise_if_unequal(result)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on stderr with an ETA; it says what is loading until the first request is done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def show(done: int, total: int, label: str) -> None:
+            what = "checking equality" if done == total else f"measuring, {label}"
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield show

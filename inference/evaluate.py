@@ -1,0 +1,115 @@
+"""`evaluate`: run the decoder on prompts and put everything that was measured into one object.
+
+The object is `result.json` (schema `headsmith.result/1`); a figure that was not measured is None.
+With `out` set, `result.json`, `steps.jsonl` and `responses.jsonl` are written there atomically.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.inference.measure import Progress, Session
+from headsmith.inference.metrics import Metrics, summarise
+from headsmith.inference.prompts import RequestBuilder, load_prompts
+from headsmith.inference.records import Request
+from headsmith.inference.result import build_result, write_results
+from headsmith.inference.settings import EvalSettings
+
+if TYPE_CHECKING:
+    from headsmith.inference.tree import Shape
+    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.target import Target
+
+__all__ = ["EvalSettings", "evaluate", "quick_tau", "raise_if_unequal"]
+
+
+def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dict[str, Any]:
+    """Measures what `settings` asks for; returns the object of `result.json`.
+
+    `on_progress(done, total, label)` counts requests. An output that is not the target's own does
+    not raise here, so that everything is measured and written first: see `raise_if_unequal`.
+    Raises HeadsmithError for what cannot be used, EnvironmentFault for the machine's faults.
+    """
+    conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
+    target, head, warnings = _load(settings)
+    builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
+    session = Session(settings, target, head, conversations, builder, on_progress)
+    session.warnings += warnings
+    session.measure()
+    result = build_result(session)
+    if settings.out is not None:
+        write_results(Path(settings.out), result, session)
+    return result
+
+
+def raise_if_unequal(result: dict[str, Any]) -> None:
+    """EqualityFailed (exit code 3) when an output token is not the target's own choice."""
+    equality = result["equality"]
+    if equality and equality["fails"]:
+        raise EqualityFailed(
+            f"{equality['fails']} of {equality['checked']} output tokens are not the target's own "
+            f"(first: {json.dumps(equality['first_divergence'])}); this is a fault of the decoder, "
+            "not of the head"
+        )
+
+
+def quick_tau(
+    target: Target,
+    head: Eagle3Head,
+    requests: Sequence[Request],
+    shape: Shape,
+    max_new_tokens: int,
+    *,
+    batch: int = 8,
+    seed: int = 0,
+) -> Metrics:
+    """METRICS of one greedy pass over `requests`, without baseline or equality; for the trainer."""
+    from headsmith.inference.drafters import EagleDrafter
+    from headsmith.inference.engine import Decoder
+
+    drafter = EagleDrafter(head, target, shape)
+    decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
+    responses, _ = decoder.generate(requests)
+    return summarise(responses, seed=seed)
+
+
+def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]:
+    """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
+    import torch
+
+    from headsmith.inference.environment import DTYPES, pick_device
+    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.provenance import check_pair
+    from headsmith.models.target import Target
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    dtype, device = DTYPES[settings.dtype], pick_device(settings.device)
+    path, revision = settings.target, None
+    if path is None:
+        assert settings.head is not None
+        path, revision = _target_of(Path(settings.head))
+    target = Target.load(path, revision=revision, dtype=dtype, device=device)
+    if settings.drafter == "none":
+        return target, None, []
+    assert settings.head is not None
+    warnings = check_pair(target, settings.head, settings.allow_mismatch)
+    head = Eagle3Head.load(
+        settings.head, num_target_layers=target.num_layers, dtype=dtype, device=device
+    )
+    return target, head.eval(), list(warnings or [])
+
+
+def _target_of(head: Path) -> tuple[str, str | None]:
+    """Path and revision of the target that the head's headsmith.json names."""
+    try:
+        target = json.loads((head / "headsmith.json").read_text(encoding="utf-8"))["target"]
+        return str(target["path"]), target.get("revision")
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise HeadsmithError(
+            f"{head} has no headsmith.json that names its target; add --target"
+        ) from fault

@@ -1,0 +1,205 @@
+"""The table of `headsmith eval` for people; every number in it is in `result.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+TAU_FORMULA = (
+    "tau = committed tokens / verification passes: bonus token counted, cut at EOS, stop and "
+    "limit, prefill not counted"
+)
+# Below these the head does nothing at all, which is wiring and not training (spec/verifier.md 6.4).
+MIN_FIRST_RATE = 0.05
+MIN_TAU = 1.02
+WIRING = (
+    "taps: the config names the layers that the head was trained on, ascending, three of them",
+    "d2t: draft id + d2t[draft id] is the target id; not all zero with a smaller vocabulary",
+    "norms: fc_norm, norm_output and norm_before_residual as in training, no second final norm",
+    "rope: theta and scaling as in training; positions count from the prompt's first token",
+    "template: the same chat template and system prompt as the training data",
+    "pairing: row i takes embedding(x[i+1]) and the taps of x[i], in prefill and after acceptance",
+    "checkpoint: fc reads 3 x hidden size, and these are the weights of this target",
+)
+
+
+def print_report(result: dict[str, Any], console: Console) -> None:
+    """Prints the tables, the verdicts and the warnings of a result."""
+    console.print(Text(_title(result), style="bold"))
+    console.print(_acceptance(result))
+    console.print(Text(TAU_FORMULA, style="dim"))
+    positions = _positions(result["overall"])
+    if positions is not None:
+        console.print(positions)
+    console.print(_speed(result["speed"]))
+    for line in (*_verdicts(result), _equality(result["equality"]), _equivalents(result)):
+        if line:
+            console.print(Text(line))
+    for warning in result["warnings"]:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    if looks_unwired(result):
+        _print_wiring(console)
+
+
+def looks_unwired(result: dict[str, Any]) -> bool:
+    """True when the head's drafts are so rarely right that its wiring is the likely cause."""
+    rates, tau = result["overall"]["per_position"], result["overall"]["tau"]
+    if result["setup"]["drafter"] != "head" or not rates:
+        return False
+    return rates[0] < MIN_FIRST_RATE or tau < MIN_TAU
+
+
+def _table(title: str, *columns: str) -> Table:
+    """An open table of right-aligned columns that fits 80 characters; the first is a label."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
+    return table
+
+
+def _acceptance(result: dict[str, Any]) -> Table:
+    overall, drafted = result["overall"], result["setup"]["drafter"] != "none"
+    columns = ["task", "re-\nquests", "tokens", "tau", "95 % interval", "tau per\nrequest"]
+    if drafted:
+        columns += [f"accepted\nof depth {len(overall['per_position'])}", "nothing\naccepted"]
+    table = _table("acceptance", *columns)
+    rows = list(result["tasks"].items())
+    if len(rows) > 1:
+        rows.append(("all", overall))
+    for name, metrics in rows:
+        cells = [name, str(metrics["requests"]), str(metrics["tokens"]), _number(metrics["tau"])]
+        cells += [_interval(metrics["tau_ci"]), _number(metrics["tau_macro"])]
+        if drafted:
+            cells += [_percent(metrics["acceptance_rate"])]
+            cells += [_percent(metrics["zero_accept_fraction"])]
+        table.add_row(*cells, style="bold" if name == "all" else None)
+    return table
+
+
+def _positions(metrics: dict[str, Any]) -> Table | None:
+    """u and c of every draft position; None where nothing was drafted."""
+    if not metrics["per_position"]:
+        return None
+    numbers = [str(number + 1) for number in range(len(metrics["per_position"]))]
+    table = _table("accepted at draft position", "", *numbers)
+    table.add_row("u: of all passes", *map(_percent, metrics["per_position"]))
+    table.add_row("c: of those that came so far", *map(_percent, metrics["conditional"]))
+    return table
+
+
+def _speed(rows: Iterable[dict[str, Any]]) -> Table:
+    table = _table(
+        "speed of decoding, prefill apart; ms per pass",
+        "batch",
+        "plain\ntok/s",
+        "drafted\ntok/s",
+        "speed-\nup",
+        "pre-\ndicted",
+        "pays",
+        "draft\nms",
+        "verify\nms",
+        "rest\nms",
+        "peak\nGB",
+    )
+    for row in rows:
+        table.add_row(
+            str(row["batch"]),
+            _number(row["baseline_tokens_per_s"], 1),
+            _number(row["tokens_per_s"], 1),
+            _number(row["speedup"]),
+            _number(row["predicted_speedup"]),
+            {True: "yes", False: "no", None: "-"}[row["pays"]],
+            _number(row["draft_ms"]),
+            _number(row["verify_ms"]),
+            _number(row["other_ms"]),
+            _gigabytes(row["peak_memory_bytes"]),
+        )
+    return table
+
+
+def _verdicts(result: dict[str, Any]) -> Iterable[str]:
+    """The inequality that decides, with its numbers, for every batch size."""
+    for row in result["speed"]:
+        if row["pays"] is not None:
+            sign, verdict = ("<", "pays") if row["pays"] else (">=", "does not pay")
+            yield (
+                f"batch {row['batch']}: the head {verdict}: (draft + verify + rest) per committed "
+                f"token {row['cost_per_token_ms']:.2f} ms {sign} "
+                f"{row['baseline_cost_per_token_ms']:.2f} ms of plain decoding"
+            )
+
+
+def _equality(equality: dict[str, Any]) -> str:
+    line = (
+        f"equality: {equality['checked']} output tokens checked against the target: "
+        f"{equality['exact']} exact, {equality['ties']} ties, {equality['fails']} fails"
+    )
+    if equality["compared_to_baseline"]:
+        line += (
+            f"; {equality['identical_to_baseline']} of {equality['compared_to_baseline']} outputs "
+            "are the plain decoder's token for token"
+        )
+    return line
+
+
+def _equivalents(result: dict[str, Any]) -> str:
+    if result["setup"]["drafter"] == "none":
+        return ""
+    given = result["equivalents"]
+    return "the same passes as others count them: " + ", ".join(
+        f"{name} {_number(given[key])}"
+        for name, key in (
+            ("vLLM", "vllm"),
+            ("SGLang", "sglang"),
+            ("EAGLE", "eagle"),
+            ("Spec-Bench", "spec_bench"),
+        )
+    )
+
+
+def _print_wiring(console: Console) -> None:
+    console.print(
+        Text(
+            "The drafts are almost never right. That is a fault of the wiring more often than of "
+            "the training; check:",
+            style="bold yellow",
+        )
+    )
+    for line in WIRING:
+        console.print(Text(f"  - {line}"))
+
+
+def _title(result: dict[str, Any]) -> str:
+    setup = result["setup"]
+    what = f"{result['target']['path']}, {result['target']['dtype']}, {result['device']['name']}"
+    if result["head"]:
+        return f"{result['head']['path']} ({result['head']['kind']}, {setup['draft']}) on {what}"
+    return f"plain decoding on {what}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _interval(bounds: list[float] | None) -> str:
+    return "-" if bounds is None else f"{bounds[0]:.2f} .. {bounds[1]:.2f}"
+
+
+def _gigabytes(value: int | None) -> str:
+    return "-" if value is None else f"{value / 1e9:.2f}"

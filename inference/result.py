@@ -1,0 +1,200 @@
+"""`result.json`, `steps.jsonl` and `responses.jsonl` from a measured session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from headsmith.files import write_json, write_text
+from headsmith.inference import environment
+from headsmith.inference.measure import BatchRun, Session
+from headsmith.inference.metrics import Metrics, by_task, equivalents, summarise
+from headsmith.inference.prompts import template_sha256
+from headsmith.inference.records import Response, Steps
+from headsmith.inference.speed import speed_row
+
+SCHEMA = "headsmith.result/1"
+# Fewer conversations than this leave tau uncertain by a tenth (spec/verifier.md D10).
+FEW_CONVERSATIONS = 40
+_DEGENERATE_TOKENS = 32
+_DEGENERATE_DISTINCT = 0.3
+
+
+def build_result(session: Session) -> dict[str, Any]:
+    """The object of `result.json`; acceptance figures are those of the first batch size."""
+    settings = session.settings
+    drafted = session.runs[0].drafted.responses
+    overall = summarise(drafted, seed=settings.seed)
+    result = {
+        "schema": SCHEMA,
+        "command": settings.command,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": environment.versions(),
+        "device": environment.device_info(session.target.device),
+        "target": _describe_target(session),
+        "head": _describe_head(session),
+        "setup": _describe_setup(session),
+        "tasks": by_task(drafted, seed=settings.seed),
+        "overall": overall,
+        "speed": [_speed(session, run) for run in session.runs],
+        "equality": _equality(session),
+        "equivalents": equivalents(drafted),
+    }
+    return result | {"warnings": list(_warnings(session, overall))}
+
+
+def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
+    """Writes the three files into `out`, each atomically, `result.json` last."""
+    responses = session.runs[0].drafted.responses
+    tokenizer = session.target.tokenizer
+    write_text(out / "steps.jsonl", _lines(Steps.of(one).to_json() for one in responses))
+    write_text(
+        out / "responses.jsonl",
+        _lines(
+            {
+                "id": one.request.id,
+                "task": one.request.task,
+                "finish_reason": one.finish_reason,
+                "text": tokenizer.decode(one.output_ids, skip_special_tokens=True),
+                "prompt_ids": one.request.prompt_ids,
+                "output_ids": one.output_ids,
+            }
+            for one in responses
+        ),
+    )
+    write_json(out / "result.json", result)
+
+
+def _describe_target(session: Session) -> dict[str, Any]:
+    target = session.target
+    return {
+        "path": target.path,
+        "revision": target.revision,
+        "fingerprint": target.fingerprint(),
+        "dtype": session.settings.dtype,
+        "parameters": _parameters(session),
+    }
+
+
+def _parameters(session: Session) -> int:
+    """Parameters of the target: packed weights are none of torch's, a tied head counts once."""
+    from headsmith.models.linear import PackedLinear
+
+    model, head = session.target.model, session.target.head_weight
+    kept = list(model.parameters())
+    count = sum(one.numel() for one in kept)
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            count += module.in_features * module.out_features
+            count += 0 if module.bias is None else module.bias.numel()
+    tied = head.data_ptr() in {one.data_ptr() for one in kept}
+    packed = isinstance(model.get_output_embeddings(), PackedLinear)
+    return count - head.numel() if tied and packed else count
+
+
+def _describe_head(session: Session) -> dict[str, Any] | None:
+    head, path = session.head, session.settings.head
+    if head is None or path is None:
+        return None
+    return {
+        "path": path,
+        "kind": head.kind,
+        "sha256": environment.weights_sha256(path),
+        "taps": list(head.taps),
+        "draft_vocab": len(head.draft_ids),
+        "parameters": sum(one.numel() for one in head.parameters()),
+    }
+
+
+def _describe_setup(session: Session) -> dict[str, Any]:
+    settings = session.settings
+    return {
+        "drafter": settings.drafter,
+        "rule": settings.rule,
+        "draft": settings.draft if settings.drafter == "head" else None,
+        "temperature": 0.0,
+        "seed": settings.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "batch": list(settings.batch),
+        "template_sha256": template_sha256(session.target.tokenizer),
+        "system_prompt": settings.system_prompt,
+        "prompts": settings.prompts,
+        "stop": list(settings.stop),
+    }
+
+
+def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
+    head = session.head
+    size = None
+    if head is not None:
+        size = sum(one.numel() * one.element_size() for one in head.parameters())
+    return speed_row(
+        run.drafted,
+        run.baseline,
+        batch=run.batch,
+        peak_memory_bytes=run.peak_memory_bytes,
+        head_bytes=size,
+    )
+
+
+def _equality(session: Session) -> dict[str, Any]:
+    """The margin check over every distinct output, and how many equal the baseline's."""
+    from headsmith.inference.equality import check_equality
+
+    distinct: dict[tuple[tuple[int, ...], tuple[int, ...]], Response] = {}
+    for run in session.runs:
+        for one in run.drafted.responses:
+            distinct[tuple(one.request.prompt_ids), tuple(one.output_ids)] = one
+    compared = [
+        (mine.output_ids, plain.output_ids)
+        for run in session.runs
+        if run.baseline is not None
+        for mine, plain in zip(run.drafted.responses, run.baseline.responses, strict=True)
+    ]
+    return asdict(check_equality(session.target, list(distinct.values()))) | {
+        "compared_to_baseline": len(compared),
+        "identical_to_baseline": sum(mine == plain for mine, plain in compared),
+    }
+
+
+def _warnings(session: Session, overall: Metrics) -> Iterable[str]:
+    yield from session.warnings
+    yield from session.builder.warnings
+    first, *others = session.runs
+    count = len({(r.request.task, r.request.conversation) for r in first.drafted.responses})
+    if count < FEW_CONVERSATIONS and session.head is not None:
+        yield (
+            f"tau rests on {count} conversations; its interval is wide below {FEW_CONVERSATIONS}, "
+            "and comparing two heads takes 80 or more"
+        )
+    for run in others:
+        changed = _differing(first.drafted.responses, run.drafted.responses)
+        if changed:
+            yield (
+                f"{changed} outputs at batch {run.batch} differ from those at batch {first.batch}"
+            )
+    degenerate = sum(_is_degenerate(one.output_ids) for one in first.drafted.responses)
+    if degenerate:
+        yield (
+            f"{degenerate} of {overall['requests']} outputs repeat themselves, which is easy to "
+            "draft: tau is higher than on varied text"
+        )
+
+
+def _differing(some: Sequence[Response], others: Sequence[Response]) -> int:
+    return sum(a.output_ids != b.output_ids for a, b in zip(some, others, strict=True))
+
+
+def _is_degenerate(ids: Sequence[int]) -> bool:
+    if len(ids) < _DEGENERATE_TOKENS:
+        return False
+    pairs = list(zip(ids, ids[1:], strict=False))
+    return len(set(pairs)) < _DEGENERATE_DISTINCT * len(pairs)
+
+
+def _lines(objects: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects)

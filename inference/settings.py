@@ -1,0 +1,80 @@
+"""What `headsmith eval` is asked to measure, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headsmith.errors import HeadsmithError
+from headsmith.inference.prompts import DEFAULT_TASK
+
+DRAFTERS = ("head", "none")
+RULES = ("greedy",)
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(slots=True)
+class EvalSettings:
+    """What to measure, and how; HeadsmithError names the option that cannot be used.
+
+    `target` None: the one that the head's headsmith.json names. `prompts` as in `load_prompts`,
+    `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn.
+    """
+
+    target: str | None = None
+    head: str | None = None
+    prompts: str = DEFAULT_TASK
+    data_dir: str | None = None
+    draft: str = "chain:4"
+    drafter: str = "head"
+    rule: str = "greedy"
+    max_new_tokens: int = 128
+    batch: tuple[int, ...] = (1,)
+    dtype: str = "float32"
+    device: str = "auto"
+    baseline: bool = True
+    seed: int = 0
+    system_prompt: str | None = None
+    stop: tuple[str, ...] = ()
+    limit: int | None = None
+    out: str | None = None
+    allow_mismatch: bool = False
+    threads: int | None = None
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("drafter", self.drafter, DRAFTERS)
+        _one_of("rule", self.rule, RULES)
+        _one_of("dtype", self.dtype, DTYPE_NAMES)
+        if not self.batch or len(set(self.batch)) != len(self.batch):
+            raise HeadsmithError(f"batch is {self.batch}; name each batch size once, such as 1,4,8")
+        counts = [("batch", size) for size in self.batch]
+        counts += [("max-new-tokens", self.max_new_tokens)]
+        counts += [("limit", self.limit)] if self.limit is not None else []
+        counts += [("threads", self.threads)] if self.threads is not None else []
+        for name, value in counts:
+            if value < 1:
+                raise HeadsmithError(f"{name} is {value}; it must be 1 or more")
+        if any(not text for text in self.stop):
+            raise HeadsmithError("a stop string is empty; it would end every answer at once")
+        if self.drafter == "head":
+            self._check_head()
+        elif not self.target:
+            raise HeadsmithError(
+                "without a head there is nothing that names the target; add --target"
+            )
+
+    def _check_head(self) -> None:
+        if not self.head:
+            raise HeadsmithError("which head? add --head DIR, or --drafter none for plain decoding")
+        if not Path(self.head).is_dir():
+            raise HeadsmithError(f"there is no head in {self.head}: not a folder")
+        from headsmith.inference.tree import parse_shape
+
+        parse_shape(self.draft)
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise HeadsmithError(f"{name} is {value!r}; it can be {', '.join(allowed)}")
