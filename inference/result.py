@@ -177,7 +177,7 @@ def _warnings(session: Session, overall: Metrics) -> Iterable[str]:
             yield (
                 f"{changed} outputs at batch {run.batch} differ from those at batch {first.batch}"
             )
-    degenerate = sum(_is_degenerate(one.output_ids) for one in first.drafted.responses)
+    degenerate = sum(is_degenerate(one.output_ids) for one in first.drafted.responses)
     if degenerate:
         yield (
             f"{degenerate} of {overall['requests']} outputs repeat themselves, which is easy to "
@@ -189,7 +189,8 @@ def _differing(some: Sequence[Response], others: Sequence[Response]) -> int:
     return sum(a.output_ids != b.output_ids for a, b in zip(some, others, strict=True))
 
 
-def _is_degenerate(ids: Sequence[int]) -> bool:
+def is_degenerate(ids: Sequence[int]) -> bool:
+    """True for an output that is long enough to tell and has few distinct pairs of tokens."""
     if len(ids) < _DEGENERATE_TOKENS:
         return False
     pairs = list(zip(ids, ids[1:], strict=False))
