@@ -1,0 +1,203 @@
+"""The speculative decoder: prefill -> (draft -> verify -> accept -> commit)* for any number of ragged requests.
+
+Plain decoding is the same engine without a drafter. Requests share a pass, never a length: each has its own slot in the
+cache, its position is its own committed length plus the node's depth, and a finished request makes room for the next.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headsmith.errors import HeadsmithError
+from headsmith.inference.accept import accept_greedy
+from headsmith.inference.cache import KeyValueCache
+from headsmith.inference.drafters import Drafter, Update
+from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
+from headsmith.inference.stop import StopRule
+from headsmith.inference.tree import Tree
+from headsmith.models.attention import Span
+from headsmith.models.target import Target
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request that is being decoded. `cached` tokens are in the target's cache: all committed but the root."""
+
+    request: Request
+    index: int
+    slot: int
+    started: float
+    cached: int = 0
+    output: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    finished: FinishReason | None = None
+    update: Update | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output)
+
+
+class Decoder:
+    """Greedy decoding of requests, up to `batch` at a time, with or without a drafter."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        batch: int = 1,
+        max_new_tokens: int = 128,
+        stop_strings: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> None:
+        if batch < 1 or max_new_tokens < 1:
+            raise HeadsmithError(f"batch {batch} and max_new_tokens {max_new_tokens} must be at least 1")
+        self.target, self.drafter, self.batch = target, drafter, batch
+        self.rule = StopRule(
+            stop_ids=frozenset() if ignore_eos else frozenset(target.stop_ids),
+            max_new_tokens=max_new_tokens,
+            max_context=target.max_context,
+            stop_strings=tuple(stop_strings),
+            tokenizer=target.tokenizer,
+        )
+        self._taps = drafter.taps if drafter is not None else ()
+        self.phases = Phases()
+
+    @torch.inference_mode()
+    def generate(
+        self, requests: Sequence[Request], on_response: Callable[[Response], None] | None = None
+    ) -> tuple[list[Response], Phases]:
+        """Decode all requests; responses come back in their order. `on_response` sees each as it finishes.
+
+        Raises HeadsmithError when a prompt is empty or leaves no room in the target's context.
+        """
+        self._start(requests)
+        waiting = deque(enumerate(requests))
+        active: list[_Active] = []
+        responses: list[Response | None] = [None] * len(requests)
+        while waiting or active:
+            free = sorted(set(range(self.batch)) - {a.slot for a in active})
+            fresh = [self._admit(*waiting.popleft(), slot) for slot in free[: len(waiting)]]
+            if fresh:
+                self._prefill(fresh)
+            else:
+                self._step(active)
+            active += fresh
+            for done in (a for a in active if a.finished is not None):
+                responses[done.index] = response = self._finish(done)
+                if on_response is not None:
+                    on_response(response)
+            active = [a for a in active if a.finished is None]
+        return [r for r in responses if r is not None], self.phases
+
+    def _start(self, requests: Sequence[Request]) -> None:
+        """Check the prompts and make the caches."""
+        limit = self.target.max_context
+        for request in requests:
+            if not 0 < len(request.prompt_ids) < limit:
+                raise HeadsmithError(
+                    f"prompt {request.id} has {len(request.prompt_ids)} tokens; between 1 and {limit - 1} fit the "
+                    "target's context"
+                )
+        longest = max((len(r.prompt_ids) for r in requests), default=0)
+        committed = min(limit, longest + self.rule.max_new_tokens)
+        shape = self.drafter.shape if self.drafter is not None else None
+        self.cache = KeyValueCache(self.batch, committed + (shape.nodes if shape else 0) + 1)
+        if self.drafter is not None and shape is not None:
+            # A beam search keeps topk nodes of each level behind the committed rows.
+            self.drafter.reset(self.batch, committed + getattr(shape, "topk", 1) * shape.depth + 1)
+        self.phases = Phases()
+
+    def _admit(self, index: int, request: Request, slot: int) -> _Active:
+        return _Active(request, index, slot, time.perf_counter())
+
+    def _prefill(self, fresh: list[_Active]) -> None:
+        """One pass over the whole prompts; its last state gives each request's first token, which is in no Pass."""
+        with self._timed("prefill_s"):
+            spans = [Span(len(a.request.prompt_ids), 0, a.slot) for a in fresh]
+            ids = torch.tensor([t for a in fresh for t in a.request.prompt_ids], device=self.target.device)
+            features = self.target.run(ids, spans, self.cache, self._taps)
+            last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
+            first = self.target.logits(features.last[last]).argmax(-1).tolist()
+            for a, token, taps in zip(
+                fresh, first, features.taps.split([s.length for s in spans]), strict=True
+            ):
+                a.cached = len(a.request.prompt_ids)
+                self._commit(a, [token])
+                a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], taps)
+
+    def _step(self, active: list[_Active]) -> None:
+        """One round for every active request: draft, verify, accept, commit."""
+        with self._timed("draft_s"):
+            trees = self._draft(active)
+        with self._timed("verify_s"):
+            predictions, taps = self._verify(active, trees)
+        with self._timed("other_s"):
+            for a, tree, predicted, tapped in zip(active, trees, predictions, taps, strict=True):
+                self._accept(a, tree, predicted, tapped)
+
+    def _draft(self, active: list[_Active]) -> list[Tree]:
+        if self.drafter is None:
+            return [Tree([a.output[-1]], [-1]) for a in active]
+        trees = self.drafter.propose([a.update for a in active if a.update is not None])
+        # A node whose token would lie beyond the context could never be committed.
+        return [tree.cut(self.target.max_context - a.length) for a, tree in zip(active, trees, strict=True)]
+
+    def _verify(self, active: list[_Active], trees: list[Tree]) -> tuple[list[list[int]], Sequence[Tensor]]:
+        """One target pass over all nodes of all trees: argmax behind each node, and the taps of each."""
+        spans = [
+            Span(len(tree), a.cached, a.slot)
+            if tree.is_chain
+            else Span(len(tree), a.cached, a.slot, tree.ancestors, torch.tensor(tree.depths))
+            for a, tree in zip(active, trees, strict=True)
+        ]
+        ids = torch.tensor([t for tree in trees for t in tree.tokens], device=self.target.device)
+        features = self.target.run(ids, spans, self.cache, self._taps)
+        sizes = [len(tree) for tree in trees]
+        predicted = self.target.logits(features.last).argmax(-1).split(sizes)
+        return [p.tolist() for p in predicted], features.taps.split(sizes)
+
+    def _accept(self, a: _Active, tree: Tree, predicted: list[int], taps: Tensor) -> None:
+        accepted = accept_greedy(tree, predicted)
+        path = accepted.path
+        new = [*(tree.tokens[node] for node in path[1:]), accepted.bonus]
+        committed = self._commit(a, new)
+        a.passes.append(Pass(tree.depth, len(path) - 1, committed, len(tree) - 1))
+        if a.finished is None:
+            self.cache.keep(a.slot, a.cached, path)
+            a.cached += len(path)
+            assert a.cached == a.length - 1, "the cache holds every committed token but the root"
+            a.update = Update(a.slot, new, taps[path])
+
+    def _commit(self, a: _Active, new: list[int]) -> int:
+        """Append new tokens up to the first that ends the answer; returns how many."""
+        committed, a.finished = self.rule.append(len(a.request.prompt_ids), a.output, new)
+        a.times += [time.perf_counter() - a.started] * committed
+        return committed
+
+    def _finish(self, a: _Active) -> Response:
+        assert a.finished is not None
+        if self.drafter is not None:
+            self.drafter.release(a.slot)
+        first, last = a.times[0], a.times[-1]
+        return Response(a.request, a.output, a.finished, a.passes, first, last - first, a.times)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Add the wall time of a block to a phase, the device's work included."""
+        self._synchronise()
+        begin = time.perf_counter()
+        yield
+        self._synchronise()
+        setattr(self.phases, phase, getattr(self.phases, phase) + time.perf_counter() - begin)
+
+    def _synchronise(self) -> None:
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)

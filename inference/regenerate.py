@@ -1,0 +1,106 @@
+"""On-policy data: the target itself answers prompts, greedily, with this project's engine.
+
+Every turn is answered in order, each with the answers before it. Each finished conversation is one line of the output,
+written as soon as it is done; a run that is started again goes on where it was.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headsmith.errors import HeadsmithError
+from headsmith.files import write_text
+from headsmith.inference.engine import Decoder
+from headsmith.inference.prompts import Conversation, RequestBuilder, load_prompts
+from headsmith.inference.records import Request
+from headsmith.models.target import Target
+
+
+def regenerate(
+    target: Target,
+    prompts: str,
+    out: Path,
+    *,
+    max_new_tokens: int = 256,
+    batch: int = 16,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, int]:
+    """Answer `prompts` into the JSONL file `out`, in the order of the prompts; returns counts.
+
+    A line is {"id", "messages", "finish": [reason a turn]}. Conversations that `out` already holds are kept. An answer
+    that is empty ends its conversation, which is then left out and counted: it is no answer to learn from.
+    """
+    conversations = load_prompts(prompts, limit=limit)
+    partial = out.with_name(f".{out.name}.partial")
+    done = _read_lines(out) | _read_lines(partial)
+    todo = [c for c in conversations if c.id not in done]
+    counts = {"kept": len(conversations) - len(todo), "answered": 0, "empty": 0}
+    decoder = Decoder(target, batch=batch, max_new_tokens=max_new_tokens)
+    builder = RequestBuilder(target.tokenizer, target.max_context)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(partial, "a", encoding="utf-8") as file:
+        for begin in range(0, len(todo), 4 * batch):
+            for line in _answer(decoder, builder, todo[begin : begin + 4 * batch]):
+                counts["empty" if line.get("empty") else "answered"] += 1
+                done[line["id"]] = line
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.flush()
+            if progress is not None:
+                progress(counts["kept"] + counts["answered"] + counts["empty"], len(conversations))
+    lines = [done[c.id] for c in conversations if c.id in done and not done[c.id].get("empty")]
+    write_text(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    partial.unlink(missing_ok=True)
+    return counts
+
+
+def _answer(decoder: Decoder, builder: RequestBuilder, group: Sequence[Conversation]) -> list[dict[str, Any]]:
+    """Answer all turns of a group of conversations, the first turns of all together, then the second ones."""
+    answers: dict[str, list[str]] = {c.id: [] for c in group}
+    finish: dict[str, list[str]] = {c.id: [] for c in group}
+    for turn in range(max(len(c.turns) for c in group)):
+        open_ones = [c for c in group if len(c.turns) > turn and all(answers[c.id])]
+        # Alike lengths together, so that a batch ends at about the same time.
+        requests = sorted((_request(builder, c, turn, answers[c.id]) for c in open_ones), key=_length)
+        for response in decoder.generate(requests)[0]:
+            text = str(builder.tokenizer.decode(response.output_ids, skip_special_tokens=True)).strip()
+            answers[response.request.conversation].append(text)
+            finish[response.request.conversation].append(response.finish_reason)
+    return [_line(c, answers[c.id], finish[c.id]) for c in group]
+
+
+def _request(builder: RequestBuilder, conversation: Conversation, turn: int, answers: list[str]) -> Request:
+    return builder.build(conversation, turn, answers)
+
+
+def _length(request: Request) -> int:
+    return len(request.prompt_ids)
+
+
+def _line(conversation: Conversation, answers: list[str], finish: list[str]) -> dict[str, Any]:
+    if not all(answers):
+        return {"id": conversation.id, "empty": True}
+    messages: list[dict[str, str]] = [dict(m) for m in conversation.context]
+    for question, answer in zip(conversation.turns, answers, strict=True):
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"id": conversation.id, "messages": messages, "finish": finish}
+
+
+def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Finished lines of an earlier run by id; a last line that was cut off by a kill is dropped."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").split("\n")
+    found: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            found[line["id"]] = line
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if number == len(lines):
+                continue
+            raise HeadsmithError(f"{path}, line {number} was not written by regenerate; move the file away") from error
+    return found

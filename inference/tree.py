@@ -1,0 +1,141 @@
+"""Draft trees: proposed tokens with their parents. A chain is a tree; the root is the last committed token."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headsmith.errors import HeadsmithError
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Draft shape: `depth` tokens one behind the other."""
+
+    depth: int
+
+    def __post_init__(self) -> None:
+        _positive(self, depth=self.depth)
+
+    @property
+    def nodes(self) -> int:
+        return self.depth
+
+    def __str__(self) -> str:
+        return f"chain:{self.depth}"
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """Draft shape (EAGLE-2, spec/eagle.md 6.3): the `nodes` likeliest of a beam of `topk` over `depth` levels."""
+
+    nodes: int
+    topk: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        _positive(self, nodes=self.nodes, topk=self.topk, depth=self.depth)
+
+    def __str__(self) -> str:
+        return f"tree:{self.nodes},{self.topk},{self.depth}"
+
+
+Shape = Chain | DynamicTree
+
+
+def _positive(shape: object, **sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise HeadsmithError(
+                f"draft {type(shape).__name__.lower()}: {name} is {value}, it must be at least 1"
+            )
+
+
+def parse_shape(text: str) -> Shape:
+    """`chain:DEPTH` or `tree:NODES,TOPK,DEPTH`. Raises HeadsmithError."""
+    kind, _, sizes = text.partition(":")
+    try:
+        numbers = [int(size) for size in sizes.split(",")]
+        if kind == "chain" and len(numbers) == 1:
+            return Chain(numbers[0])
+        if kind == "tree" and len(numbers) == 3:
+            return DynamicTree(*numbers)
+    except ValueError:
+        pass
+    raise HeadsmithError(
+        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, for example chain:4"
+    )
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Tokens of a tree in an order where parents precede children; node 0 is the root, its parent is -1."""
+
+    tokens: list[int]
+    parents: list[int]
+
+    @classmethod
+    def chain(cls, tokens: list[int]) -> "Tree":
+        """The root and its drafts, one behind the other."""
+        return cls(tokens, list(range(-1, len(tokens) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self) - 1))
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Distance of every node from the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    @property
+    def depth(self) -> int:
+        """Drafts on the longest path."""
+        return max(self.depths)
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Children of every node, ascending."""
+        children: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """bool [N, N]: row i marks the nodes on the path from the root to i, both included."""
+        seen = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen[node] |= seen[parent]
+        return torch.from_numpy(seen)
+
+    def cut(self, depth: int) -> "Tree":
+        """The tree without the nodes deeper than `depth`."""
+        if self.depth <= depth:
+            return self
+        kept = [node for node, d in enumerate(self.depths) if d <= depth]
+        renumbered = {node: i for i, node in enumerate(kept)} | {-1: -1}
+        return Tree([self.tokens[i] for i in kept], [renumbered[self.parents[i]] for i in kept])
+
+
+def choose_nodes(tokens: Tensor, scores: Tensor, parents: Tensor, root: int, count: int) -> Tree:
+    """The `count` likeliest candidates as a tree below `root`.
+
+    tokens int64 [C], cumulative log-probabilities scores [C], parents int64 [C] (candidate number, -1 the root),
+    numbered so that parents come first. Equal scores go to the lower number, so no child is taken without its parent.
+    """
+    order = torch.sort(scores, descending=True, stable=True).indices[:count]
+    chosen = order.sort().values
+    renumbered = torch.searchsorted(chosen, parents[chosen]) + 1
+    tree_parents = torch.where(parents[chosen] < 0, 0, renumbered)
+    return Tree([root, *tokens[chosen].tolist()], [-1, *tree_parents.tolist()])

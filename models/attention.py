@@ -1,0 +1,240 @@
+"""Attention over ragged requests: one flat row of new tokens, every request with its own length.
+
+A batch is never padded. The new tokens of all requests stand one after the other in one row; `Span` says which
+tokens belong to which request, where its cached prefix ends, and, for a draft tree, who is whose ancestor. The
+same function serves packed training rows (no cache), prefill, drafting and verification, for the target (through
+transformers' attention interface) and for the head.
+
+Shapes: T new tokens of all requests, n of one request, P cached prefix, h query heads, g key/value heads, d head size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+NAME = "headsmith"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The `length` new tokens of one request, behind `start` tokens of `slot` in the cache that all of them see.
+
+    For a draft tree `ancestors` [n, e + n] bool marks, for each new node, the nodes that it may see (itself included):
+    e of them were cached behind `start` by earlier passes, n are new. `depths` int64 [e + n] are their distances from
+    `start` (position = start + depth). None for both is the causal order of a chain.
+    """
+
+    length: int
+    start: int = 0
+    slot: int = 0
+    ancestors: Tensor | None = None
+    depths: Tensor | None = None
+
+    @property
+    def offset(self) -> int:
+        """Where in its slot the first new token is stored."""
+        return self.start if self.ancestors is None else self.start + self.ancestors.shape[1] - self.length
+
+    def positions(self, device: torch.device | str = "cpu") -> Tensor:
+        """Positions of the new tokens, int64 [n]."""
+        if self.depths is None:
+            return torch.arange(self.start, self.start + self.length, device=device)
+        return self.start + self.depths[-self.length :].to(device)
+
+
+class KeyValueStore(Protocol):
+    """What attention needs of a cache: store new keys and values of a span, give back the whole prefix."""
+
+    def extend(self, layer: int, span: Span, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def positions_of(spans: Sequence[Span], device: torch.device | str = "cpu") -> Tensor:
+    """Positions of every new token, int64 [T]."""
+    return torch.cat([span.positions(device) for span in spans])
+
+
+def ragged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Sequence[Span],
+    *,
+    layer: int = 0,
+    cache: KeyValueStore | None = None,
+    last_only: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend within each span and its cached prefix.
+
+    query [h, T, d], key [g, T, d], value [g, T, d_v], of one dtype; h is a multiple of g. With `last_only` the query
+    holds one row a span, [h, spans, d]: that of its last token. `window` is the number of latest positions a token
+    sees (itself included), `softcap` the tanh cap of the scores, `sinks` [h] the learned scores of gpt-oss.
+    Returns [h, T, d_v], or [h, spans, d_v].
+    """
+    outputs, begin = [], 0
+    for index, span in enumerate(spans):
+        end = begin + span.length
+        keys, values = key[:, begin:end], value[:, begin:end]
+        if cache is not None:
+            keys, values = cache.extend(layer, span, keys, values)
+        mask = visible(span, keys.shape[1], window, query.device)
+        if last_only:
+            rows = query[:, index : index + 1]
+            mask = None if mask is None else mask[-1:]
+        else:
+            rows = query[:, begin:end]
+        outputs.append(_attend(rows, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks))
+        begin = end
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def visible(span: Span, total: int, window: int | None, device: torch.device) -> Tensor | None:
+    """The mask bool [n, total] of one span; None is plain causal order from an empty prefix, or sees everything."""
+    n = span.length
+    windowed = window is not None and total > window
+    if span.ancestors is None and not windowed and (total == n or n == 1):
+        return None
+    if span.ancestors is None:
+        tail = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+    else:
+        tail = span.ancestors.to(device)
+    prefix = total - tail.shape[1]
+    mask = torch.cat([torch.ones(n, prefix, dtype=torch.bool, device=device), tail], dim=1)
+    if windowed:
+        behind = torch.arange(n, device=device) if span.depths is None else span.depths.to(device)
+        seen = torch.cat([torch.arange(span.start - prefix, span.start, device=device), span.start + behind])
+        mask &= span.positions(device)[:, None] - seen[None, :] < window
+    return mask
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    heads, n, _ = query.shape
+    groups = heads // keys.shape[0]
+    if softcap is not None or sinks is not None:
+        return _explicit(query, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
+    if mask is None and n > 1:
+        return F.scaled_dot_product_attention(
+            query[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=groups > 1
+        )[0]
+    # The query heads of a group stand as further rows of its one key/value head: no key is copied.
+    packed = query.reshape(keys.shape[0], groups * n, -1)
+    rows = None if mask is None else mask.repeat(groups, 1)[None, None]
+    out = F.scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=rows, scale=scale)
+    return out[0].reshape(heads, n, -1)
+
+
+def _explicit(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Scores written out, for what scaled_dot_product_attention cannot do."""
+    heads, n, d = query.shape
+    groups = heads // keys.shape[0]
+    keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    scores = (query @ keys.transpose(1, 2)).float() * (d**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is None:
+        mask = torch.ones(n, n, dtype=torch.bool, device=query.device).tril() if n > 1 else None
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(heads, n, 1)], dim=-1)
+        weights = scores.softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return weights.to(values.dtype) @ values
+
+
+@dataclass(slots=True)
+class _Pass:
+    spans: Sequence[Span]
+    cache: KeyValueStore | None
+
+
+# The pass that the target is running: transformers' models do not all hand keyword arguments down to attention.
+_current: _Pass | None = None
+
+
+@contextmanager
+def attending(spans: Sequence[Span], cache: KeyValueStore | None = None) -> Iterator[None]:
+    """Within this block a target that was loaded with `attn_implementation="headsmith"` attends by these spans."""
+    global _current
+    before, _current = _current, _Pass(spans, cache)
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def _interface(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, h, T, d] -> ([1, T, h, d_v], None)."""
+    assert query.shape[0] == 1, "requests stand in one flat row"
+    if _current is None:
+        spans, cache = [Span(query.shape[2])], None
+    else:
+        spans, cache = _current.spans, _current.cache
+    out = ragged_attention(
+        query[0],
+        key[0],
+        value[0],
+        spans,
+        layer=int(module.layer_idx),  # type: ignore[arg-type]
+        cache=cache,
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out.transpose(0, 1)[None], None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The spans say who sees whom; transformers need not build a mask."""
+
+
+def register() -> None:
+    """Make `attn_implementation="headsmith"` known to transformers (idempotent)."""
+    interface: Callable[..., Any] = _interface
+    AttentionInterface.register(NAME, interface)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+register()

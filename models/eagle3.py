@@ -1,0 +1,217 @@
+"""The EAGLE-3 draft head (spec/eagle.md 1, 2): one decoder layer over [embedding ; fused taps].
+
+Row i takes the embedding of x[i+1] and the taps of x[i] and predicts x[i+2]. The head proposes ids of its draft
+vocabulary; everything that enters or leaves it is a target id. EAGLE-3.1 is the same module with `fc_norm` (a norm per
+tap before `fc`) and `norm_output` (the normalised state is fed back). Tensor names are those of the native checkpoint.
+
+Shapes: n rows, m taps, H_t target width, H head width, h heads, g key/value heads, d head size, V_d draft vocabulary.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from headsmith.errors import HeadsmithError
+from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.eagle3_files import read_checkpoint, write_checkpoint
+from headsmith.models.target import Target
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of the Llama layout: x [heads, n, d], cos and sin [n, d]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, intermediate: int, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Projections(nn.Module):
+    """The four matrices of attention; what attends to what is the caller's business."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        width, d = 2 * config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(width, config.num_heads * d, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, config.num_kv_heads * d, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, config.num_kv_heads * d, bias=config.attention_bias)
+        self.o_proj = nn.Linear(config.num_heads * d, config.hidden_size, bias=False)
+
+
+class Layer(nn.Module):
+    """The head's decoder layer, in the parts that decoding and the training unroll put together differently."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        h, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(h, eps)
+        self.hidden_norm = nn.RMSNorm(h, eps)
+        self.self_attn = Projections(config)
+        self.post_attention_layernorm = nn.RMSNorm(h, eps)
+        self.mlp = Mlp(h, config.intermediate_size, config.mlp_bias)
+
+    def inputs(self, embeds: Tensor, z: Tensor) -> Tensor:
+        """The attention input [n, 2H]: normalised embedding first, normalised state second."""
+        return torch.cat([self.input_layernorm(embeds), self.hidden_norm(z)], dim=-1)
+
+    def query(self, u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """u [n, 2H] -> rotated queries [h, n, d]."""
+        return rotate(self._heads(self.self_attn.q_proj(u)), cos, sin)
+
+    def key_value(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """u [n, 2H] -> rotated keys and values, [g, n, d] each."""
+        keys = rotate(self._heads(self.self_attn.k_proj(u)), cos, sin)
+        return keys, self._heads(self.self_attn.v_proj(u))
+
+    def output(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Residual state z [n, H] and attention output [h, n, d] -> g [n, H]."""
+        residual = self.hidden_norm(z) if self.config.norm_before_residual else z
+        merged = attended.transpose(0, 1).reshape(z.shape[0], -1)
+        r = residual + self.self_attn.o_proj(merged)
+        return r + self.mlp(self.post_attention_layernorm(r))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self.config.head_dim).transpose(0, 1)
+
+
+class Eagle3Head(nn.Module):
+    """An EAGLE-3 or EAGLE-3.1 head. `draft_ids` int64 [V_d] are the target ids it can propose, ascending."""
+
+    draft_ids: Tensor
+
+    def __init__(self, config: Eagle3Config, draft_ids: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        eps = config.rms_norm_eps
+        self.fc = nn.Linear(config.num_taps * config.target_width, config.hidden_size, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_width, eps) for _ in range(config.num_taps))
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(config.num_taps * config.target_width, eps)
+        self.midlayer = Layer(config)
+        self.norm = nn.RMSNorm(config.hidden_size, eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.embed_tokens: nn.Embedding | None = None
+        self.register_buffer("draft_ids", draft_ids.long(), persistent=False)
+        self.rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope),
+            )
+        )
+
+    @property
+    def kind(self) -> str:
+        """`eagle3` or `eagle3.1`."""
+        return "eagle3.1" if self.config.fc_norm and self.config.norm_output else "eagle3"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Target,
+        draft_ids: Tensor,
+        *,
+        taps: tuple[int, ...] | None = None,
+        fc_norm: bool = False,
+        norm_output: bool = False,
+        seed: int = 0,
+    ) -> "Eagle3Head":
+        """A fresh float32 head of the target's widths and RoPE; lm_head starts from the target's rows (spec 1.5)."""
+        config = Eagle3Config.for_target(
+            target, len(draft_ids), taps=taps, fc_norm=fc_norm, norm_output=norm_output
+        )
+        head = cls(config, draft_ids.cpu())
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for module in head.modules():
+                if isinstance(module, nn.Linear):
+                    module.weight.normal_(0.0, config.initializer_range, generator=generator)
+            head.lm_head.weight.copy_(target.head_weight[draft_ids.to(target.device)].float())
+        return head
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        taps: tuple[int, ...] | None = None,
+        num_target_layers: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> "Eagle3Head":
+        """Load a native or speculators checkpoint; `taps` overrides what its config says.
+
+        A config that names no taps means the default ones, which need `num_target_layers`. Raises HeadsmithError when
+        a tensor is missing, unknown or of another shape: engines stay silent about that (spec/engines.md 5).
+        """
+        config, tensors, draft_ids = read_checkpoint(Path(path), taps, num_target_layers)
+        head = cls(config, draft_ids)
+        embedding = tensors.pop("embed_tokens.weight", None)
+        expected = head.state_dict()
+        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        if missing or unknown:
+            what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which its config does not announce"
+            raise HeadsmithError(f"head {path} {what}; an engine would load it silently and accept next to nothing")
+        for name, tensor in tensors.items():
+            if tensor.shape != expected[name].shape:
+                raise HeadsmithError(
+                    f"head {path}: {name} is {list(tensor.shape)}, its config asks for {list(expected[name].shape)}"
+                )
+        head.load_state_dict(tensors)
+        if embedding is not None:
+            head.embed_tokens = nn.Embedding.from_pretrained(embedding.clone())
+        bad = next((name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None)
+        if bad is not None:
+            raise HeadsmithError(f"head {path}: {bad} holds NaN or infinity; the run that wrote it diverged")
+        return head.to(device=device, dtype=dtype)
+
+    def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Write config.json and model.safetensors (native layout, spec/eagle.md 5) into the folder `path`."""
+        write_checkpoint(Path(path), self.config, self.state_dict(), self.embed_tokens, self.draft_ids, dtype)
+
+    def embed(self, target: Target, ids: Tensor) -> Tensor:
+        """Embeddings of target ids [n] -> [n, H]: the head's own table if it has one, else the target's."""
+        return target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Target taps [n, m, H_t] -> z [n, H]. Only ever applied to the target's own states."""
+        if self.config.norm_before_fc:
+            taps = self.input_norm(taps.flatten(1)).view_as(taps)
+        if self.config.fc_norm:
+            taps = torch.stack([norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], 1)
+        return self.fc(taps.flatten(1))
+
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary tables of positions [n] -> cos, sin [n, d] in the head's dtype."""
+        cos, sin = self.rotary(self.norm.weight, positions[None])
+        return cos[0], sin[0]
+
+    def feedback(self, g: Tensor) -> Tensor:
+        """The state that the next step reads: g, or its norm in EAGLE-3.1."""
+        return self.norm(g) if self.config.norm_output else g
+
+    def logits(self, g: Tensor) -> Tensor:
+        """g [n, H] -> logits over the draft vocabulary [n, V_d]; exactly one final norm, whatever the flags."""
+        return self.lm_head(self.norm(g))

@@ -1,0 +1,259 @@
+"""The frozen target: loaded once, checked against itself, read through taps.
+
+A target is reached through transformers' own interfaces (its decoder, its input embeddings, its output head), never by
+tensor names, and attends by `headsmith.models.attention`, so that packed documents, ragged requests and draft trees
+need no padding. Taps are numbered as in spec/eagle.md 1.1: tap i is the residual stream before block i, 0..L.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from headsmith.errors import HeadsmithError
+from headsmith.models import attention, loading
+from headsmith.models.attention import KeyValueStore, Span
+from headsmith.models.linear import pack_linears
+
+# Keys of a config that say how it was stored, not what the model computes.
+_STORAGE_KEYS = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config"}
+
+
+@dataclass(slots=True)
+class Features:
+    """What a head reads of T tokens: taps [T, m, H] and the post-norm last state [T, H]."""
+
+    taps: Tensor
+    last: Tensor
+
+
+@dataclass
+class Target:
+    """A frozen causal language model, its tokenizer, and where they came from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    path: str = ""
+    revision: str | None = None
+    head_weight: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.model.eval().requires_grad_(False)
+        self.model.set_attn_implementation(attention.NAME)
+        output = self.model.get_output_embeddings()
+        if output is None:
+            raise HeadsmithError(f"{self.path}: this model has no output head; give a causal language model")
+        self.head_weight = output.weight.detach()
+        self._blocks = _find_blocks(self.decoder, self.num_layers)
+        self.check()
+        pack_linears(self.model)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> "Target":
+        """Load a local folder, a GGUF file, the embedded default's name, or a Hub id, and check it.
+
+        Raises HeadsmithError when there is no model there, or when the target's own head on its own last state does
+        not reproduce its logits.
+        """
+        model, tokenizer = loading.load_model(str(path), revision, dtype)
+        return cls(model.to(device), tokenizer, str(path), revision)  # type: ignore[arg-type]
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The text model's config."""
+        return self.model.config.get_text_config()
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The model without its output head."""
+        return self.model.get_decoder()
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_weight.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.head_weight.shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head_weight.shape[0]
+
+    @property
+    def max_context(self) -> int:
+        """Positions that the target was made for."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or 2**30)
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer, as `generate` reads them: generation config, else config, else tokenizer."""
+        found: Any = None
+        for source in (getattr(self.model, "generation_config", None), self.config, self.tokenizer):
+            found = getattr(source, "eos_token_id", None)
+            if found is not None:
+                break
+        ids = [] if found is None else found if isinstance(found, list) else [found]
+        return tuple(sorted({int(i) for i in ids}))
+
+    @cached_property
+    def always_drafted(self) -> tuple[int, ...]:
+        """Ids that belong in every draft vocabulary: the stop ids and what the chat template puts after an answer."""
+        ids = {*self.stop_ids, *loading.end_of_turn_ids(self.tokenizer)}
+        return tuple(sorted(i for i in ids if 0 <= i < self.vocab_size))
+
+    def default_taps(self) -> tuple[int, ...]:
+        """(2, L // 2, L - 3): what every engine takes when a head names no taps (spec/eagle.md 1.1)."""
+        taps = tuple(sorted({2, self.num_layers // 2, self.num_layers - 3}))
+        if len(taps) < 3 or taps[0] < 0:
+            raise HeadsmithError(
+                f"{self.path}: a target of {self.num_layers} blocks has no three default taps; name them (head.taps)"
+            )
+        return taps
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings of ids [n] -> [n, H]."""
+        return self.model.get_input_embeddings()(ids)
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Logits of post-norm last states [n, H] -> float32 [n, V], by the target's own head."""
+        return self._after_head(at_least_float32(self.model.get_output_embeddings()(last)))
+
+    def logits_of(self, last: Tensor, ids: Tensor) -> Tensor:
+        """Logits of some ids only: last [n, H], ids [m] -> float32 [n, m]."""
+        return self._after_head(at_least_float32(last @ self.head_weight[ids].T), ids)
+
+    def _after_head(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Bias, scale and soft cap that some families apply behind the output matrix."""
+        output, config = self.model.get_output_embeddings(), self.config
+        if ids is not None and getattr(output, "bias", None) is not None:
+            logits = logits + output.bias[ids]
+        if getattr(config, "logit_scale", None) is not None:
+            logits = logits * config.logit_scale
+        if getattr(config, "logits_scaling", None) is not None:
+            logits = logits / config.logits_scaling
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        ids: Tensor,
+        spans: Sequence[Span],
+        cache: KeyValueStore | None = None,
+        taps: Sequence[int] = (),
+    ) -> Features:
+        """One pass over the new tokens ids [T] of ragged requests; see `Span`. Without the output head."""
+        positions = attention.positions_of(spans, ids.device)
+        with attention.attending(spans, cache), self._tapping(taps) as seen:
+            output = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        width = output.last_hidden_state.shape[-1]
+        tapped = torch.stack([seen[i] for i in taps], 1) if taps else ids.new_empty(len(ids), 0, width)
+        return Features(tapped, output.last_hidden_state[0])
+
+    def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Features:
+        """Taps and last states of a packed row: ids [T], document lengths that sum to T."""
+        return self.run(ids, [Span(n) for n in lengths], taps=taps)
+
+    @contextmanager
+    def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Within this block the passes of the decoder leave their residual stream [T, H] before block i."""
+        seen: dict[int, Tensor] = {}
+
+        def before(index: int) -> Any:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                seen[index] = (args[0] if args else kwargs["hidden_states"])[0]
+
+            return hook
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen[self.num_layers] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        handles = []
+        for tap in taps:
+            if not 0 <= tap <= self.num_layers:
+                raise HeadsmithError(f"tap {tap} is outside 0..{self.num_layers} of the target {self.path}")
+            if tap == self.num_layers:
+                handles.append(self._blocks[-1].register_forward_hook(after))
+            else:
+                handles.append(self._blocks[tap].register_forward_pre_hook(before(tap), with_kwargs=True))
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """The target must agree with itself: head on last state = its logits, taps = its states, spans stay apart."""
+        ids = torch.arange(12, device=self.device) % self.vocab_size
+        taps = range(self.num_layers)
+        packed = self.run(torch.cat([ids.flip(0), ids]), [Span(12), Span(12)], taps=taps)
+        self.model.set_attn_implementation("eager")
+        own = self.model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
+        self.model.set_attn_implementation(attention.NAME)
+        states = torch.stack([state[0] for state in own.hidden_states[:-1]], 1)
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
+        for what, ours, theirs in (
+            ("the output head on the last state differs from the model's logits", self.logits(packed.last[12:]),
+             own.logits[0].float()),
+            ("the tapped states differ from the model's hidden states", packed.taps[12:].float(), states.float()),
+        ):  # fmt: skip
+            gap = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6)
+            if not gap <= tolerance:
+                raise HeadsmithError(
+                    f"{self.path}: {what} (relative gap {gap:.1e}); this architecture "
+                    f"({self.config.model_type}) cannot be used as a target, or its weights hold NaN"
+                )
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        config = {k: v for k, v in self.config.to_dict().items() if k not in _STORAGE_KEYS}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        digest.update(loading.tokenizer_bytes(self.tokenizer))
+        embedding = self.model.get_input_embeddings().weight
+        for tensor in (embedding, self.head_weight):
+            # bfloat16, so that the dtype it is loaded in does not change who it is.
+            digest.update(tensor.detach().to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+    def fingerprint(self) -> str:
+        """sha256 over config, tokenizer, chat template and the embedding and output head: who this target is."""
+        return self._fingerprint
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or as it is when it has more."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The list of the target's blocks, wherever the architecture keeps it."""
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count and module is not decoder:
+            return module
+    raise HeadsmithError(f"{type(decoder).__name__} keeps its {count} blocks in no list; it cannot be tapped")

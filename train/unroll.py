@@ -1,0 +1,221 @@
+"""The unroll: K steps over the head's own states, all rows in parallel, as decoding will run them (spec/eagle.md 3.1, 3.2).
+
+At step k row i reads the embedding of x[i+1+k] and, from the second step on, its own previous output; it attends to
+the step-0 keys of rows up to i and to its own keys of steps 1..k, and predicts x[i+2+k]. The rows whose loss counts are
+nested from step to step, so queries, MLP, lm_head and loss run on those only; the others give step-0 keys and values.
+
+Shapes: T tokens of a packed row, n_k loss rows of step k, m taps, H width, h heads, g key/value heads, d head size.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headsmith.data.pack import Row
+from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.target import Target
+from headsmith.train.loss import LossSettings, step_loss
+
+# Rows of full-vocabulary logits that exist at a time while the teacher is read.
+_TEACHER_CHUNK = 256
+
+
+def loss_rows(row: Row, steps: int) -> list[Tensor]:
+    """Indices, int64 [n_k] ascending, of the rows whose loss counts at each step.
+
+    Row i counts at step k when x[i+1] .. x[i+2+k] are all trained tokens of one document: the strict mask of spec 3.1,
+    which has the first draft of every answer and nothing that decoding never asks for.
+    """
+    total, documents = len(row.ids), row.documents
+    valid = torch.ones(total, dtype=torch.bool)
+    rows = []
+    for ahead in range(1, steps + 2):
+        reached = torch.zeros(total, dtype=torch.bool)
+        same = documents[ahead:] == documents[: total - ahead]
+        reached[: max(total - ahead, 0)] = row.mask[ahead:].bool() & same
+        valid = valid & reached
+        if ahead >= 2:
+            rows.append(valid.nonzero().flatten())
+    return rows
+
+
+@dataclass(slots=True)
+class TrainRow:
+    """A packed row with what the target says of it; the same for every epoch.
+
+    taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions that some step reads:
+    last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the whole vocabulary, covered bool [n_t];
+    `slot` int64 [T] is where position t is among them.
+    """
+
+    ids: Tensor
+    lengths: list[int]
+    taps: Tensor
+    rows: list[Tensor]
+    slot: Tensor
+    last: Tensor
+    choice: Tensor
+    logsumexp: Tensor
+    covered: Tensor
+
+    _TENSORS = ("ids", "taps", "slot", "last", "choice", "logsumexp", "covered")
+
+    @property
+    def nbytes(self) -> int:
+        tensors = [*(getattr(self, name) for name in self._TENSORS), *self.rows]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def to(self, device: torch.device | str) -> "TrainRow":
+        moved = {name: getattr(self, name).to(device) for name in self._TENSORS}
+        return replace(self, rows=[r.to(device) for r in self.rows], **moved)
+
+
+@torch.no_grad()
+def prepare_row(
+    target: Target, draft_ids: Tensor, row: Row, taps: tuple[int, ...], steps: int, rows: list[Tensor] | None = None
+) -> TrainRow:
+    """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a time."""
+    rows = loss_rows(row, steps) if rows is None else rows
+    ids = row.ids.to(target.device)
+    features = target.features(ids, row.lengths, taps)
+    read = torch.zeros(len(ids) + steps + 1, dtype=torch.bool)
+    for k, indices in enumerate(rows):
+        read[indices + 1 + k] = True
+    positions = read[: len(ids)].nonzero().flatten()
+    slot = torch.full((len(ids),), -1)
+    slot[positions] = torch.arange(len(positions))
+    last = features.last[positions.to(target.device)].clone()
+    choices, sums = [], []
+    for chunk in last.split(_TEACHER_CHUNK):
+        logits = target.logits(chunk)
+        choices.append(logits.argmax(-1))
+        sums.append(logits.logsumexp(-1))
+    choice = torch.cat(choices) if choices else ids.new_empty(0)
+    covered = torch.isin(choice, draft_ids.to(choice.device))
+    empty = torch.empty(0, device=last.device)
+    return TrainRow(
+        ids=ids,
+        lengths=row.lengths,
+        # Out of inference mode, so that autograd may save them.
+        taps=features.taps.clone(),
+        rows=[r.to(target.device) for r in rows],
+        slot=slot.to(target.device),
+        last=last,
+        choice=choice,
+        logsumexp=torch.cat(sums) if sums else empty,
+        covered=covered,
+    )
+
+
+def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Iterator[Tensor]:
+    """The head's output g [n_k, H] of each step, with gradient through the states that are fed back."""
+    layer, starts = head.midlayer, torch.tensor([0, *row.lengths[:-1]], device=row.ids.device).cumsum(0)
+    lengths = torch.tensor(row.lengths, device=row.ids.device)
+    positions = torch.arange(len(row.ids), device=row.ids.device) - starts.repeat_interleave(lengths)
+    # The last row of a document reads a token of the next one; no loss row ever attends to it.
+    z = head.fuse(row.taps.to(head.fc.weight.dtype))
+    u = layer.inputs(head.embed(target, row.ids.roll(-1)).to(z.dtype), z)
+    keys, values = layer.key_value(u, *head.cos_sin(positions))
+    own: list[tuple[Tensor, Tensor]] = []
+    g = z
+    for k in range(steps):
+        rows = row.rows[k]
+        if k == 0:
+            z, u = z[rows], u[rows]
+        else:
+            # Rows are nested, so this step's rows are found among the previous step's.
+            kept = torch.searchsorted(row.rows[k - 1], rows)
+            z = head.feedback(g[kept])
+            own = [(key[:, kept], value[:, kept]) for key, value in own]
+            u = layer.inputs(head.embed(target, row.ids[rows + 1 + k]).to(z.dtype), z)
+        cos_sin = head.cos_sin(positions[rows] + k)
+        if k > 0:
+            own.append(layer.key_value(u, *cos_sin))
+        query = layer.query(u, *cos_sin)
+        attended = unroll_attention(query, keys, values, own, rows, row.lengths, head.config.sliding_window)
+        g = layer.output(z, attended)
+        yield g
+
+
+def unroll_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+    rows: Tensor,
+    lengths: list[int],
+    window: int | None = None,
+) -> Tensor:
+    """Attention of one unroll step: step-0 keys of the document up to the row, and the row's own later keys.
+
+    query [h, n, d] of the rows `rows` [n]; keys, values [g, T, d] of step 0; own: k pairs [g, n, d], of steps 1..k.
+    Returns [h, n, d]. The softmax runs in float32 over [T_document + k] columns.
+    """
+    groups = query.shape[0] // keys.shape[0]
+    scale = 1 / math.sqrt(query.shape[-1])
+    keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    own = [(k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)) for k, v in own]
+    later = [(query * k).sum(-1, keepdim=True) for k, _ in own]
+    ends = torch.tensor(lengths, device=rows.device).cumsum(0)
+    cuts = torch.searchsorted(rows, ends).tolist()
+    outputs, start, first = [], 0, 0
+    for length, cut in zip(lengths, cuts, strict=True):
+        if cut > first:
+            # Rows behind the last loss row are seen by no one.
+            stop = int(rows[cut - 1]) + 1
+            scores = query[:, first:cut] @ keys[:, start:stop].transpose(1, 2)
+            own_rows, column = rows[first:cut, None], torch.arange(start, stop, device=rows.device)
+            hidden = column > own_rows
+            if window is not None:
+                # A step-k query stands k positions behind its row.
+                hidden |= own_rows + len(own) - column >= window
+            scores = scores.masked_fill(hidden, float("-inf"))
+            scores = torch.cat([scores, *(s[:, first:cut] for s in later)], -1) * scale
+            weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
+            out = weights[..., : stop - start] @ values[:, start:stop]
+            for j, (_, v) in enumerate(own):
+                out = out + weights[..., stop - start + j, None] * v[:, first:cut]
+            outputs.append(out)
+        start, first = start + length, cut
+    return torch.cat(outputs, 1) if outputs else query.new_zeros(query.shape)
+
+
+@dataclass(slots=True)
+class UnrollResult:
+    """Sums over the rows of one packed row, a value a step [K]. `loss_sums` has a gradient, the rest are counts.
+
+    correct: the head's first choice is the target's, over its whole vocabulary. joint_correct: so it was at all steps
+    so far. covered: the target's first choice can be drafted. `run` int64 [n_0] is how many steps in a row were right
+    from each row of step 0 on: what a chain drafted there would have had accepted.
+    """
+
+    loss_sums: Tensor
+    rows: Tensor
+    correct: Tensor
+    joint_correct: Tensor
+    covered: Tensor
+    run: Tensor
+
+
+def unroll_losses(
+    head: Eagle3Head, target: Target, row: TrainRow, steps: int, settings: LossSettings | None = None
+) -> UnrollResult:
+    """Losses and counts of all steps over one packed row."""
+    settings = settings or LossSettings()
+    teacher = target.logits_of(row.last, head.draft_ids)
+    losses, counts = [], []
+    run = torch.zeros(len(row.rows[0]), dtype=torch.int64, device=row.ids.device)
+    for k, g in enumerate(unroll(head, target, row, steps)):
+        slots = row.slot[row.rows[k] + 1 + k]
+        logits, covered = head.logits(g), row.covered[slots]
+        losses.append(step_loss(settings, logits, teacher[slots], row.logsumexp[slots], covered))
+        right = head.draft_ids[logits.detach().argmax(-1)] == row.choice[slots]
+        place = torch.searchsorted(row.rows[0], row.rows[k])
+        joint = right & (run[place] == k)
+        run[place] += joint.long()
+        counts.append(torch.stack([torch.tensor(len(right), device=right.device), right.sum(), joint.sum(), covered.sum()]))
+    number, correct, joint_correct, covered_count = torch.stack(counts, 1)
+    return UnrollResult(torch.stack(losses), number, correct, joint_correct, covered_count, run)
