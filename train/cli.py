@@ -1,0 +1,45 @@
+"""The command `headsmith train`, which is also what `accelerate launch -m headsmith.train` runs."""
+
+from __future__ import annotations
+
+import click
+
+from headsmith.train.recipe import load_recipe
+
+
+@click.command("train", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
+@click.option(
+    "--plan", is_flag=True, help="Print what would run, and what it takes; train nothing."
+)
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    help="Continue the run in output.dir even if its recipe differs, or refuse to continue any. "
+    "Without either, a run of the same recipe is continued.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Start over, removing what an earlier run wrote in output.dir.",
+)
+def train(
+    recipe: str, overrides: tuple[str, ...], plan: bool, resume: bool | None, overwrite: bool
+) -> None:
+    """Train a draft head from RECIPE, a YAML file or a packaged recipe like quickstart/eagle3.
+
+    This process trains alone; for several, use
+    `accelerate launch -m headsmith.train RECIPE [KEY.SUB=VALUE]...` with the same arguments.
+    """
+    if overwrite and resume:
+        raise click.UsageError("--resume continues a run and --overwrite removes it: give one")
+    settings = load_recipe(recipe, overrides)
+    if plan:
+        from headsmith.train.plan import print_plan
+
+        print_plan(settings)
+        return
+    from headsmith.train.loop import train as run
+
+    click.echo(f"the head to use: {run(settings, resume=resume, overwrite=overwrite)}", err=True)

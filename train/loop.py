@@ -1,0 +1,170 @@
+"""Training a head, from the recipe to the finished checkpoint.
+
+    accelerate launch -m headsmith.train quickstart/eagle3 train.epochs=2     one process or many
+    headsmith train quickstart/eagle3 train.epochs=2                          this process alone
+
+`train` reads in the order of the recipe: target, data, vocabulary, head, optimiser, loop, finish.
+What one optimiser step does is in `headsmith.train.step`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object, set_seed
+
+from headsmith.inference.records import Request
+from headsmith.train import trackers
+from headsmith.train.checkpoint import Run, join_run, open_run, random_state, restore_random_state
+from headsmith.train.corpus import Corpus, load_corpus
+from headsmith.train.interrupt import Interrupt
+from headsmith.train.optimiser import build_optimisers
+from headsmith.train.parts import describe, load_head, load_target, make_accelerator, new_head
+from headsmith.train.progress import Report
+from headsmith.train.recipe import Recipe
+from headsmith.train.step import Stepper, Unroll
+from headsmith.train.validate import validate, validation_requests
+
+
+def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False) -> Path:
+    """Run the recipe; return the checkpoint with the highest tau, or the last without validation.
+
+    An interrupted run of the same recipe is continued. `resume=True` also continues another
+    recipe's run, False refuses to; `overwrite` starts over. Ctrl-C and SIGTERM save and raise
+    SystemExit(130 or 143). Raises HeadsmithError for what a user can mend.
+    """
+    accelerator = make_accelerator(recipe)
+    say = partial(accelerator.print, file=sys.stderr)
+    set_seed(recipe.train.seed)
+
+    target = load_target(recipe, accelerator.device)
+    with accelerator.main_process_first():
+        corpus = load_corpus(recipe, target.tokenizer)
+    say(describe(corpus, recipe.data.source))
+    requests = validation_requests(recipe.validation, target, corpus)
+
+    data = corpus.prepared.fingerprint
+    with accelerator.main_process_first():
+        first = accelerator.is_main_process
+        run = open_run(recipe, data, resume, overwrite) if first else join_run(recipe, data)
+    found = run.load()
+
+    head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
+    head.to(accelerator.device)
+    optimisers = build_optimisers(head, recipe.train)
+    model, *optimisers = accelerator.prepare(Unroll(head, target, recipe.train), *optimisers)
+    keep = recipe.data.keep_features == "memory"
+    stepper = Stepper(
+        accelerator, target, head, model, optimisers, corpus.batches, recipe.train, keep
+    )
+    trainer = Trainer(recipe, run, corpus, stepper, requests)
+    if found:
+        trainer.restore(found[1])
+        say(f"continuing the run in {run.folder} after step {trainer.step}")
+    if accelerator.is_main_process:
+        run.rewind(trainer.step)
+    trackers.start_tracker(accelerator, recipe)
+    trainer.loop()
+    accelerator.end_training()
+    return trainer.finish()
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The loop over optimiser steps and what happens once in a while: log, save, validate, stop."""
+
+    recipe: Recipe
+    run: Run
+    corpus: Corpus
+    stepper: Stepper
+    requests: list[Request]
+    step: int = 0
+    tokens: int = 0
+
+    def loop(self) -> None:
+        accelerator, total = self.stepper.accelerator, self.corpus.batches.total_steps
+        main = accelerator.is_main_process
+        saves = save_steps(self.recipe, total)
+        with Report(total, self.step, quiet=not main) as report, Interrupt() as interrupt:
+            if self.step in saves:
+                self.validate(report, interrupt)
+            while self.step < total:
+                record, stop = self.stepper.run(self.step, interrupt.number)
+                self.step += 1
+                self.tokens += record["tokens"]
+                if main:
+                    self.run.append("metrics.jsonl", record)
+                trackers.log(accelerator, record, self.step)
+                report.step(record)
+                if self.step in saves or stop:
+                    self.save()
+                if stop:
+                    report.say(
+                        f"stopped after step {self.step} of {total}; the same command continues it"
+                    )
+                    raise SystemExit(128 + stop)
+                if self.step in saves:
+                    self.validate(report, interrupt)
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment; every rank adds its random state."""
+        stepper = self.stepper
+        states = gather_object([random_state()])
+        if stepper.accelerator.is_main_process:
+            state = {
+                "step": self.step,
+                "tokens": self.tokens,
+                "optimisers": [optimiser.state_dict() for optimiser in stepper.optimisers],
+                "random": states,
+            }
+            self.run.save(self.step, stepper.head, state, self.provenance())
+        stepper.accelerator.wait_for_everyone()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: optimisers, random states, position, logs."""
+        accelerator = self.stepper.accelerator
+        self.step, self.tokens = state["step"], state["tokens"]
+        for optimiser, saved in zip(self.stepper.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        if len(state["random"]) == accelerator.num_processes:
+            restore_random_state(state["random"][accelerator.process_index])
+
+    def validate(self, report: Report, interrupt: Interrupt) -> None:
+        """Let the verifier measure the checkpoint of this step, unless it has; log and keep tau."""
+        accelerator = self.stepper.accelerator
+        done = any(line["step"] == self.step for line in self.run.read("validation.jsonl"))
+        if not self.requests or done:
+            return
+        interrupt.deferred = False
+        if accelerator.is_main_process:
+            head, target = self.stepper.head, self.stepper.target
+            metrics = validate(head, target, self.requests, self.recipe.validation)
+            best = self.run.validated(self.step, metrics)
+            trackers.log(accelerator, {"validation": metrics}, self.step)
+            report.say(
+                f"step {self.step}  tau {metrics['tau']:.3f} on {len(self.requests)} held-out "
+                f"prompts ({self.recipe.validation.draft}){', the best so far' if best else ''}"
+            )
+        accelerator.wait_for_everyone()
+        interrupt.deferred = True
+
+    def provenance(self) -> dict[str, Any]:
+        return {}
+
+    def finish(self) -> Path:
+        """The checkpoint to use: the one with the highest tau, or the last one."""
+        best = self.run.folder / "best"
+        return best if best.exists() else self.run.folder / "latest"
+
+
+def save_steps(recipe: Recipe, total: int) -> set[int]:
+    """The steps after which a checkpoint is written; the last one is always among them."""
+    every = recipe.output.save_every
+    if every:
+        return {*range(every, total + 1, every), total}
+    times = recipe.validation.times
+    return {max(1, round(total * i / times)) for i in range(1, times + 1)}

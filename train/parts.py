@@ -1,0 +1,95 @@
+"""The parts of a run, each made from its section of the recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
+from headsmith.errors import HeadsmithError
+from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.target import Target
+from headsmith.train.corpus import Corpus
+from headsmith.train.recipe import Recipe, locate
+from headsmith.train.trackers import check_tracker
+
+# Rank 0 tokenises and validates while the others wait for it.
+PATIENCE = timedelta(hours=12)
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """accelerate's view of this process; several processes on CPUs talk through gloo.
+
+    Mixed precision is left to the recipe: the head is float32 and autocast is ours.
+    """
+    forced = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    cpu = forced or not torch.cuda.is_available()
+    return Accelerator(
+        cpu=cpu,
+        mixed_precision="no",
+        log_with=check_tracker(recipe.output.tracker),
+        project_dir=recipe.output.dir,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+
+
+def load_target(recipe: Recipe, device: torch.device) -> Target:
+    section = recipe.target
+    dtype = getattr(torch, section.dtype)
+    return Target.load(locate(section.path), revision=section.revision, dtype=dtype, device=device)
+
+
+def new_head(
+    recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str], None]
+) -> Eagle3Head:
+    """A fresh float32 head with a draft vocabulary from the data, or the one to start from."""
+    section = recipe.head
+    if section.init_from is not None:
+        return load_head(locate(section.init_from), target)
+    counts = count_dataset(corpus.prepared.dataset, target.vocab_size)
+    size = section.draft_vocab_size or target.vocab_size
+    kept = draft_vocabulary(counts, size, target.always_drafted)
+    share = coverage(counts, kept)
+    say(f"vocabulary: {len(kept)} of {target.vocab_size} ids cover {share:.2%} of trained tokens")
+    return Eagle3Head.for_target(
+        target,
+        kept,
+        taps=tuple(section.taps) if section.taps else None,
+        fc_norm=section.fc_norm,
+        norm_output=section.norm_output,
+        seed=recipe.train.seed,
+    )
+
+
+def load_head(path: str | Path, target: Target) -> Eagle3Head:
+    """A head to go on with; HeadsmithError if it is not of the target's width and vocabulary."""
+    head = Eagle3Head.load(path, num_target_layers=target.num_layers)
+    ours = (target.hidden_size, target.vocab_size)
+    theirs = (head.config.target_width, head.config.vocab_size)
+    if ours != theirs:
+        raise HeadsmithError(
+            f"head {path} was made for a target of width {theirs[0]} with {theirs[1]} ids, but the "
+            f"target has width {ours[0]} and {ours[1]} ids; give the head's own target"
+        )
+    return head
+
+
+def describe(corpus: Corpus, source: str) -> str:
+    """One line: what of the data is trained on, what is not and why."""
+    batches, info = corpus.batches, corpus.prepared.info
+    text = (
+        f"data: {info['rows']} conversations of {source} in {len(batches.tokens)} packed rows, "
+        f"{info['tokens']} tokens, {int(batches.counts[:, 0].sum())} loss rows"
+    )
+    if info["held_out"]:
+        text += f"; {info['held_out']} held out"
+    unused = [f"{count} {reason}" for reason, count in corpus.prepared.counts.items()]
+    if batches.dropped:
+        unused.append(f"{batches.dropped} packed rows without a loss row")
+    return text + (f"; not used: {', '.join(unused)}" if unused else "")

@@ -1,0 +1,168 @@
+"""One optimiser step: the target's states of some packed rows, the unroll, the loss, the update.
+
+The loss is  sum_k decay^k * (sum of loss_k over all rows of the step) / N_k,  where N_k counts the
+rows whose loss counts at unroll step k over all packed rows, micro-steps and ranks. It is known
+from the masks before any forward, so packing, accumulation and world size change only rounding.
+
+Legend: K unroll steps.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headsmith.errors import HeadsmithError
+from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.target import Target
+from headsmith.train.batches import Batches, share
+from headsmith.train.loss import LossSettings
+from headsmith.train.optimiser import rate_factor, set_rates
+from headsmith.train.recipe import TrainSection
+from headsmith.train.unroll import TrainRow, prepare_row, unroll_losses
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Unroll(nn.Module):
+    """The head's training forward as one module, so that accelerate can wrap it."""
+
+    def __init__(self, head: Eagle3Head, target: Target, settings: TrainSection) -> None:
+        super().__init__()
+        self.head, self.target = head, target
+        self.steps = settings.unroll_steps
+        self.loss = LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
+        self.bfloat16 = settings.precision == "bfloat16"
+
+    def forward(self, row: TrainRow) -> tuple[Tensor, Tensor]:
+        """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered."""
+        device = self.target.device.type
+        with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
+            result = unroll_losses(self.head, self.target, row, self.steps, self.loss)
+        counts = torch.stack([result.correct, result.joint_correct, result.covered])
+        return result.loss_sums, counts
+
+
+@dataclass(slots=True)
+class Stepper:
+    """Runs optimiser steps over `batches`; `model` is the (wrapped) Unroll of `head`."""
+
+    accelerator: Accelerator
+    target: Target
+    head: Eagle3Head
+    model: nn.Module
+    optimisers: list[Optimizer]
+    batches: Batches
+    settings: TrainSection
+    keep_features: bool
+    kept: dict[int, TrainRow] = field(default_factory=dict)
+
+    def run(self, step: int, stop: int = 0) -> tuple[dict[str, Any], int]:
+        """Train the 0-based optimiser step `step`; return its record for the log and a signal.
+
+        `stop` is the signal that this rank received, 0 for none. All ranks return the same one.
+        """
+        started = time.monotonic()
+        settings = self.settings
+        factor = rate_factor(step, self.batches.total_steps, settings.warmup_ratio)
+        rate = set_rates(self.optimisers, settings, factor)
+        rows = self.batches.step_rows(step)
+        sums = self._backward(rows)
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
+        if not math.isfinite(norm):
+            raise HeadsmithError(
+                f"the gradient of step {step + 1} is {norm}; lower train.learning_rate "
+                "and continue from the last checkpoint with --resume"
+            )
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        stops = sums.new_tensor([stop == number for number in SIGNALS])
+        # One exchange for all: ranks must agree on when to stop.
+        everyone = self.accelerator.reduce(torch.cat([sums.flatten(), stops]), "sum")
+        agreed = [n for n, count in zip(SIGNALS, everyone[-2:].tolist(), strict=True) if count]
+        record = self._record(step, rows, everyone[:-2].view_as(sums))
+        record |= {"learning_rate": rate, "gradient_norm": norm}
+        record["seconds"] = round(time.monotonic() - started, 3)
+        return record, max(agreed, default=0)
+
+    def _backward(self, rows: Sequence[int]) -> Tensor:
+        """Accumulate this rank's gradients; return its float64 sums [4, K]: loss, three counts."""
+        accelerator, world = self.accelerator, self.accelerator.num_processes
+        weights = self._decay() / self.batches.counts[rows].sum(0).clamp_min(1)
+        # Gradients are averaged over ranks, the loss is not: hence the factor.
+        scale = (weights * world).to(self.target.device)
+        sums = torch.zeros(4, self.settings.unroll_steps, dtype=torch.float64)
+        mine = share(rows, accelerator.process_index, world)
+        for turn, (row, weight) in enumerate(mine, start=1):
+            last = turn == len(mine)
+            with nullcontext() if last else accelerator.no_sync(self.model):
+                losses, counts = self.model(self._features(row))
+                self._refuse_bad_loss(losses, row)
+                accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
+            sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
+        return sums.to(accelerator.device)
+
+    def _features(self, index: int) -> TrainRow:
+        """The target's states of a packed row: computed, or kept from an earlier epoch."""
+        if index in self.kept:
+            return self.kept[index].to(self.target.device)
+        row = self.batches.row(index)
+        taps, steps = self.head.config.taps, self.settings.unroll_steps
+        prepared = prepare_row(self.target, self.head.draft_ids, row, taps, steps)
+        if not (torch.isfinite(prepared.taps).all() and torch.isfinite(prepared.last).all()):
+            raise HeadsmithError(
+                f"the target's states of {self._name(index)} hold NaN or infinity; try "
+                "target.dtype=float32, or leave the conversation out"
+            )
+        if self.keep_features:
+            self.kept[index] = prepared.to("cpu")
+        return prepared
+
+    def _refuse_bad_loss(self, losses: Tensor, index: int) -> None:
+        if not torch.isfinite(losses).all():
+            raise HeadsmithError(
+                f"the loss of {self._name(index)} is not finite; lower train.learning_rate and "
+                "continue from the last checkpoint with --resume"
+            )
+
+    def _name(self, index: int) -> str:
+        documents = ", ".join(str(i) for i in self.batches.documents[index][:8])
+        return f"packed row {index} (conversations {documents} of the prepared data)"
+
+    def _decay(self) -> Tensor:
+        """decay^k, float64 [K]."""
+        steps = torch.arange(self.settings.unroll_steps, dtype=torch.float64)
+        return self.settings.step_decay**steps
+
+    def _record(self, step: int, rows: Sequence[int], sums: Tensor) -> dict[str, Any]:
+        """The line of metrics.jsonl: the loss that was trained, and rates over all loss rows.
+
+        accuracy[k]: right at step k. joint[k]: right at all steps up to k, so 1 + sum(joint) is the
+        acceptance length that a chain of K drafts can expect.
+        """
+        counted = self.batches.counts[rows].sum(0)
+        loss, correct, joint, covered = sums.cpu() / counted.clamp_min(1)
+        epoch, _ = self.batches.position(step)
+        return {
+            "step": step + 1,
+            "epoch": epoch + 1,
+            "loss": float((self._decay() * loss).sum()),
+            "losses": loss.tolist(),
+            "accuracy": correct.tolist(),
+            "joint": joint.tolist(),
+            "covered": covered.tolist(),
+            "predicted_tau": 1 + float(joint.sum()),
+            "rows": counted.tolist(),
+            "tokens": sum(self.batches.tokens[row] for row in rows),
+        }
