@@ -1,0 +1,134 @@
+"""Conversations out of any source, in one shape, with a count of every row that is left out.
+
+Two layouts are read: `conversations` with `from` and `value`, and `messages` with `role` and
+`content`, where the content may be a list of text parts. What is yielded is always a list of
+`{"role": "system" | "user" | "assistant", "content": str}`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headsmith.data.notes import Notes
+from headsmith.data.sources import Reader, locate
+
+Message = dict[str, str]
+
+# The speakers that public data sets name, not the strings of any chat template.
+ROLES = {
+    **dict.fromkeys(("user", "human", "prompter", "instruction"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "bing", "bard", "claude", "model", "bot", "ai"), "assistant"
+    ),
+    "system": "system",
+}
+
+
+class _Unused(Exception):
+    """Why a row is left out."""
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The conversations of a source; iterate it to read them, as often as needed.
+
+    `skipped`, `roles` and `warnings` describe the latest pass and fill while it runs: rows left
+    out by reason, messages by the role that the source gives them, sentences about the source.
+    """
+
+    source: str
+    reader: Reader
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        return self.notes.skipped
+
+    @property
+    def roles(self) -> Counter[str]:
+        return self.notes.roles
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.notes.warnings
+
+    @property
+    def progress(self) -> float | None:
+        """The fraction of the source that has been read; None where its size is not known."""
+        return min(self.notes.done / self.notes.total, 1.0) if self.notes.total else None
+
+    def __iter__(self) -> Iterator[list[Message]]:
+        self.notes = Notes()
+        for record in self.reader(self.notes):
+            try:
+                messages = _messages(record, self.notes.roles)
+            except _Unused as reason:
+                self.notes.skipped[str(reason)] += 1
+                continue
+            yield messages
+
+
+def read_conversations(
+    source: str | Path, *, split: str | None = None, revision: str | None = None
+) -> Conversations:
+    """Open a JSON array, JSON Lines, Arrow or Parquet file, a folder of them, or a Hub data set.
+
+    `split` (default: train) is for sources that have splits, `revision` for the Hub. The network
+    is used only for an `ORG/NAME` that is no path here. A damaged array gives the records before
+    the damage and one warning with the byte. Raises HeadsmithError, here or while iterating, for
+    a source that does not exist or is nothing of the above.
+    """
+    return Conversations(str(source), locate(source, split, revision))
+
+
+def _messages(record: object, roles: Counter[str]) -> list[Message]:
+    turns = record
+    if isinstance(record, dict):
+        turns = record.get("messages") or record.get("conversations")
+    if not isinstance(turns, list) or not turns:
+        raise _Unused("no messages")
+    messages = [_message(turn, roles) for turn in turns]
+    speakers = [message["role"] for message in messages]
+    if "assistant" not in speakers:
+        raise _Unused("no assistant message")
+    if next(speaker for speaker in speakers if speaker != "system") != "user":
+        raise _Unused("does not start with a user message")
+    return messages
+
+
+def _message(turn: object, roles: Counter[str]) -> Message:
+    if not isinstance(turn, dict):
+        raise _Unused("a message is not an object")
+    given = turn.get("role") or turn.get("from")
+    if not isinstance(given, str):
+        raise _Unused("a message without a role")
+    roles[given] += 1
+    role = ROLES.get(given.lower())
+    if role is None:
+        raise _Unused(f"unknown role: {given[:30]}")
+    content = _text(turn["content"] if turn.get("content") is not None else turn.get("value"))
+    if not content.strip():
+        raise _Unused("empty content")
+    return {"role": role, "content": content}
+
+
+def _text(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise _Unused("content is not text")
+    return content
+
+
+def _part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise _Unused("content is not text")
+    return text
