@@ -31,9 +31,10 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "headsmith: installing into $(VENV) with the tools (a few minutes) ..."
 	$(INSTALL) -e '.[dev,trackers]'
-	@touch $@
+	@touch $(VENV)/.core $@
 
 venv: $(VENV)/.core ## Virtual environment with the package
 
