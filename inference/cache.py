@@ -1,4 +1,6 @@
-"""Keys and values of every request, each in its own slot: no padding, no re-packing, stale rows simply overwritten."""
+"""Keys and values of every request, each in its own slot: no padding, no re-packing, stale rows
+simply overwritten.
+"""
 
 import torch
 from torch import Tensor
@@ -7,9 +9,11 @@ from headsmith.models.attention import Span
 
 
 class KeyValueCache:
-    """`slots` requests of up to `capacity` tokens; each layer's [slots, g, capacity, d] is made at its first use.
+    """`slots` requests of up to `capacity` tokens; each layer's [slots, g, capacity, d] is made at
+    its first use.
 
-    The cache knows no lengths: a span says where its tokens go, and what lies behind the last of them is stale.
+    The cache knows no lengths: a span says where its tokens go, and what lies behind the last of
+    them is stale.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -21,7 +25,9 @@ class KeyValueCache:
         return sum(t.numel() * t.element_size() for pair in self._layers.values() for t in pair)
 
     def extend(self, layer: int, span: Span, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store key [g, n, d] and value [g, n, d_v] of a span; returns all up to its end, [g, P + n, d] each."""
+        """Store key [g, n, d] and value [g, n, d_v] of a span; returns all up to its end, [g, P +
+        n, d] each.
+        """
         if layer not in self._layers:
             self._layers[layer] = (self._empty(key), self._empty(value))
         begin, end = span.offset, span.offset + span.length
@@ -31,7 +37,9 @@ class KeyValueCache:
         return keys[:, :end], values[:, :end]
 
     def keep(self, slot: int, start: int, nodes: list[int]) -> None:
-        """Move the tree nodes behind `start` that were accepted to the consecutive rows start, start + 1, ..."""
+        """Move the tree nodes behind `start` that were accepted to the consecutive rows start,
+        start + 1, ...
+        """
         if nodes == list(range(len(nodes))):
             return
         for store in (store for pair in self._layers.values() for store in pair):

@@ -20,8 +20,9 @@ from headsmith.models.target import Target
 class Update:
     """What one request committed since the drafter last saw it: rows (x[i+1], taps of x[i]).
 
-    `tokens` [n] are the committed tokens behind the tapped ones, `taps` [n, m, H] the target's own states: never the
-    drafter's guesses, never those of rejected nodes. The last token is the root of the next tree.
+    `tokens` [n] are the committed tokens behind the tapped ones, `taps` [n, m, H] the target's own
+    states: never the drafter's guesses, never those of rejected nodes. The last token is the root
+    of the next tree.
     """
 
     slot: int
@@ -47,17 +48,20 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Frontier:
-    """The deepest drafted tokens of B requests, k each: target ids [B, k] and the states that drafted them [B, k, H]."""
+    """The deepest drafted tokens of B requests, k each: target ids [B, k] and the states that
+    drafted them [B, k, H].
+    """
 
     tokens: Tensor
     states: Tensor
 
 
 class EagleDrafter:
-    """Drafts with an EAGLE-3 head: chains, or trees by beam search over the head's own probabilities.
+    """Drafts with an EAGLE-3 head: chains, or trees by beam search over the head's own
+    probabilities.
 
-    The head's cache holds one row for each committed token but the root. What drafting adds behind them is
-    overwritten at the next update.
+    The head's cache holds one row for each committed token but the root. What drafting adds behind
+    them is overwritten at the next update.
     """
 
     def __init__(self, head: Eagle3Head, target: Target, shape: Shape) -> None:
@@ -85,7 +89,9 @@ class EagleDrafter:
         return self._trees(slots, roots, g, self.shape)
 
     def _extend(self, updates: Sequence[Update]) -> Tensor:
-        """Cache the committed rows; returns g of each request's last row [B, H]. Only those rows need more than keys."""
+        """Cache the committed rows; returns g of each request's last row [B, H]. Only those rows
+        need more than keys.
+        """
         spans = [Span(len(u.tokens), self._lengths[u.slot], u.slot) for u in updates]
         for update, span in zip(updates, spans, strict=True):
             self._lengths[update.slot] = span.start + span.length
@@ -94,8 +100,12 @@ class EagleDrafter:
         last = torch.tensor([s.length for s in spans], device=tokens.device).cumsum(0) - 1
         return self._layer(tokens, z, spans, last)
 
-    def _layer(self, tokens: Tensor, z: Tensor, spans: Sequence[Span], last: Tensor | None = None) -> Tensor:
-        """The head's layer over new rows: tokens [T], z [T, H] -> g [T, H], or of the rows `last` only."""
+    def _layer(
+        self, tokens: Tensor, z: Tensor, spans: Sequence[Span], last: Tensor | None = None
+    ) -> Tensor:
+        """The head's layer over new rows: tokens [T], z [T, H] -> g [T, H], or of the rows `last`
+        only.
+        """
         layer = self.head.midlayer
         u = layer.inputs(self.head.embed(self.target, tokens), z)
         cos, sin = self.head.cos_sin(positions_of(spans, tokens.device))
@@ -124,8 +134,12 @@ class EagleDrafter:
         rows = torch.stack(drafted, 1).tolist()
         return [Tree.chain([root, *row]) for root, row in zip(roots, rows, strict=True)]
 
-    def _trees(self, slots: list[int], roots: list[int], g: Tensor, shape: DynamicTree) -> list[Tree]:
-        """Beam search: expand the k likeliest of each level, then keep the likeliest nodes of all levels."""
+    def _trees(
+        self, slots: list[int], roots: list[int], g: Tensor, shape: DynamicTree
+    ) -> list[Tree]:
+        """Beam search: expand the k likeliest of each level, then keep the likeliest nodes of all
+        levels.
+        """
         batch, k = len(slots), min(shape.topk, self.head.config.draft_vocab_size)
         own = torch.eye(k, dtype=torch.bool, device=g.device).expand(batch, k, k)
         scores, ids = self.head.logits(g).float().log_softmax(-1).topk(k)
@@ -144,18 +158,24 @@ class EagleDrafter:
             parents = picked // k
             states = self.head.feedback(g).view(batch, k, -1)
             frontier = _Frontier(
-                tokens.gather(1, picked), states.gather(1, parents[:, :, None].expand(-1, -1, states.shape[-1]))
+                tokens.gather(1, picked),
+                states.gather(1, parents[:, :, None].expand(-1, -1, states.shape[-1])),
             )
-            seen = torch.cat([seen.gather(1, parents[:, :, None].expand(-1, -1, seen.shape[-1])), own], -1)
+            seen = torch.cat(
+                [seen.gather(1, parents[:, :, None].expand(-1, -1, seen.shape[-1])), own], -1
+            )
             numbers, first = first + picked, first + k * k
         tokens, scores, parents = (torch.cat(column, 1) for column in zip(*levels, strict=True))
         return [
-            choose_nodes(tokens[i], scores[i], parents[i], root, shape.nodes) for i, root in enumerate(roots)
+            choose_nodes(tokens[i], scores[i], parents[i], root, shape.nodes)
+            for i, root in enumerate(roots)
         ]
 
     def _expand(self, slots: list[int], frontier: _Frontier, seen: Tensor, level: int) -> Tensor:
         """Run the k frontier nodes of each request behind their ancestors; returns g [B * k, H]."""
         k = frontier.tokens.shape[1]
         depths = torch.arange(level + 1).repeat_interleave(k)
-        spans = [Span(k, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)]
+        spans = [
+            Span(k, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)
+        ]
         return self._layer(frontier.tokens.flatten(), frontier.states.flatten(0, 1), spans)

@@ -1,7 +1,9 @@
-"""The speculative decoder: prefill -> (draft -> verify -> accept -> commit)* for any number of ragged requests.
+"""The speculative decoder: prefill -> (draft -> verify -> accept -> commit)* for any number of
+ragged requests.
 
-Plain decoding is the same engine without a drafter. Requests share a pass, never a length: each has its own slot in the
-cache, its position is its own committed length plus the node's depth, and a finished request makes room for the next.
+Plain decoding is the same engine without a drafter. Requests share a pass, never a length: each has
+its own slot in the cache, its position is its own committed length plus the node's depth, and a
+finished request makes room for the next.
 """
 
 import time
@@ -26,7 +28,9 @@ from headsmith.models.target import Target
 
 @dataclass(slots=True)
 class _Active:
-    """A request that is being decoded. `cached` tokens are in the target's cache: all committed but the root."""
+    """A request that is being decoded. `cached` tokens are in the target's cache: all committed but
+    the root.
+    """
 
     request: Request
     index: int
@@ -58,7 +62,9 @@ class Decoder:
         ignore_eos: bool = False,
     ) -> None:
         if batch < 1 or max_new_tokens < 1:
-            raise HeadsmithError(f"batch {batch} and max_new_tokens {max_new_tokens} must be at least 1")
+            raise HeadsmithError(
+                f"batch {batch} and max_new_tokens {max_new_tokens} must be at least 1"
+            )
         self.target, self.drafter, self.batch = target, drafter, batch
         self.rule = StopRule(
             stop_ids=frozenset() if ignore_eos else frozenset(target.stop_ids),
@@ -74,7 +80,8 @@ class Decoder:
     def generate(
         self, requests: Sequence[Request], on_response: Callable[[Response], None] | None = None
     ) -> tuple[list[Response], Phases]:
-        """Decode all requests; responses come back in their order. `on_response` sees each as it finishes.
+        """Decode all requests; responses come back in their order. `on_response` sees each as it
+        finishes.
 
         Raises HeadsmithError when a prompt is empty or leaves no room in the target's context.
         """
@@ -103,8 +110,8 @@ class Decoder:
         for request in requests:
             if not 0 < len(request.prompt_ids) < limit:
                 raise HeadsmithError(
-                    f"prompt {request.id} has {len(request.prompt_ids)} tokens; between 1 and {limit - 1} fit the "
-                    "target's context"
+                    f"prompt {request.id} has {len(request.prompt_ids)} tokens; between 1 and "
+                    f"{limit - 1} fit the target's context"
                 )
         longest = max((len(r.prompt_ids) for r in requests), default=0)
         committed = min(limit, longest + self.rule.max_new_tokens)
@@ -119,10 +126,14 @@ class Decoder:
         return _Active(request, index, slot, time.perf_counter())
 
     def _prefill(self, fresh: list[_Active]) -> None:
-        """One pass over the whole prompts; its last state gives each request's first token, which is in no Pass."""
+        """One pass over the whole prompts; its last state gives each request's first token, which
+        is in no Pass.
+        """
         with self._timed("prefill_s"):
             spans = [Span(len(a.request.prompt_ids), 0, a.slot) for a in fresh]
-            ids = torch.tensor([t for a in fresh for t in a.request.prompt_ids], device=self.target.device)
+            ids = torch.tensor(
+                [t for a in fresh for t in a.request.prompt_ids], device=self.target.device
+            )
             features = self.target.run(ids, spans, self.cache, self._taps)
             last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
             first = self.target.logits(features.last[last]).argmax(-1).tolist()
@@ -148,10 +159,17 @@ class Decoder:
             return [Tree([a.output[-1]], [-1]) for a in active]
         trees = self.drafter.propose([a.update for a in active if a.update is not None])
         # A node whose token would lie beyond the context could never be committed.
-        return [tree.cut(self.target.max_context - a.length) for a, tree in zip(active, trees, strict=True)]
+        return [
+            tree.cut(self.target.max_context - a.length)
+            for a, tree in zip(active, trees, strict=True)
+        ]
 
-    def _verify(self, active: list[_Active], trees: list[Tree]) -> tuple[list[list[int]], Sequence[Tensor]]:
-        """One target pass over all nodes of all trees: argmax behind each node, and the taps of each."""
+    def _verify(
+        self, active: list[_Active], trees: list[Tree]
+    ) -> tuple[list[list[int]], Sequence[Tensor]]:
+        """One target pass over all nodes of all trees: argmax behind each node, and the taps of
+        each.
+        """
         spans = [
             Span(len(tree), a.cached, a.slot)
             if tree.is_chain

@@ -1,6 +1,8 @@
-"""Is the output the target's own? Each token is judged under one teacher-forced pass (spec/verifier.md 3.6).
+"""Is the output the target's own? Each token is judged under one teacher-forced pass
+(spec/verifier.md 3.6).
 
-Unlike comparing strings, this does not cascade after the first difference, and it tells a numerical tie from a bug.
+Unlike comparing strings, this does not cascade after the first difference, and it tells a numerical
+tie from a bug.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from headsmith.models.target import Target
 
 @dataclass(slots=True)
 class Equality:
-    """Counts over output tokens. `first_divergence` names the first request and output index that is not exact."""
+    """Counts over output tokens. `first_divergence` names the first request and output index that
+    is not exact.
+    """
 
     checked: int = 0
     exact: int = 0
@@ -25,11 +29,14 @@ class Equality:
 
 
 @torch.inference_mode()
-def check_equality(target: Target, responses: Sequence[Response], tie_margin: float = 0.25) -> Equality:
-    """Classify every output token against plain causal attention over prompt + output, logits in float32.
+def check_equality(
+    target: Target, responses: Sequence[Response], tie_margin: float = 0.25
+) -> Equality:
+    """Classify every output token against plain causal attention over prompt + output, logits in
+    float32.
 
-    exact: it is the target's argmax (or equals its logit). tie: second, and at most `tie_margin` below. Else fail,
-    which means a bug of the decoder, not of the head.
+    exact: it is the target's argmax (or equals its logit). tie: second, and at most `tie_margin`
+    below. Else fail, which means a bug of the decoder, not of the head.
     """
     total = Equality()
     for response in responses:

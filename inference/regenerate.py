@@ -1,7 +1,7 @@
 """On-policy data: the target itself answers prompts, greedily, with this project's engine.
 
-Every turn is answered in order, each with the answers before it. Each finished conversation is one line of the output,
-written as soon as it is done; a run that is started again goes on where it was.
+Every turn is answered in order, each with the answers before it. Each finished conversation is one
+line of the output, written as soon as it is done; a run that is started again goes on where it was.
 """
 
 import json
@@ -29,8 +29,9 @@ def regenerate(
 ) -> dict[str, int]:
     """Answer `prompts` into the JSONL file `out`, in the order of the prompts; returns counts.
 
-    A line is {"id", "messages", "finish": [reason a turn]}. Conversations that `out` already holds are kept. An answer
-    that is empty ends its conversation, which is then left out and counted: it is no answer to learn from.
+    A line is {"id", "messages", "finish": [reason a turn]}. Conversations that `out` already holds
+    are kept. An answer that is empty ends its conversation, which is then left out and counted: it
+    is no answer to learn from.
     """
     conversations = load_prompts(prompts, limit=limit)
     partial = out.with_name(f".{out.name}.partial")
@@ -55,22 +56,32 @@ def regenerate(
     return counts
 
 
-def _answer(decoder: Decoder, builder: RequestBuilder, group: Sequence[Conversation]) -> list[dict[str, Any]]:
-    """Answer all turns of a group of conversations, the first turns of all together, then the second ones."""
+def _answer(
+    decoder: Decoder, builder: RequestBuilder, group: Sequence[Conversation]
+) -> list[dict[str, Any]]:
+    """Answer all turns of a group of conversations, the first turns of all together, then the
+    second ones.
+    """
     answers: dict[str, list[str]] = {c.id: [] for c in group}
     finish: dict[str, list[str]] = {c.id: [] for c in group}
     for turn in range(max(len(c.turns) for c in group)):
         open_ones = [c for c in group if len(c.turns) > turn and all(answers[c.id])]
         # Alike lengths together, so that a batch ends at about the same time.
-        requests = sorted((_request(builder, c, turn, answers[c.id]) for c in open_ones), key=_length)
+        requests = sorted(
+            (_request(builder, c, turn, answers[c.id]) for c in open_ones), key=_length
+        )
         for response in decoder.generate(requests)[0]:
-            text = str(builder.tokenizer.decode(response.output_ids, skip_special_tokens=True)).strip()
+            text = str(
+                builder.tokenizer.decode(response.output_ids, skip_special_tokens=True)
+            ).strip()
             answers[response.request.conversation].append(text)
             finish[response.request.conversation].append(response.finish_reason)
     return [_line(c, answers[c.id], finish[c.id]) for c in group]
 
 
-def _request(builder: RequestBuilder, conversation: Conversation, turn: int, answers: list[str]) -> Request:
+def _request(
+    builder: RequestBuilder, conversation: Conversation, turn: int, answers: list[str]
+) -> Request:
     return builder.build(conversation, turn, answers)
 
 
@@ -83,7 +94,10 @@ def _line(conversation: Conversation, answers: list[str], finish: list[str]) -> 
         return {"id": conversation.id, "empty": True}
     messages: list[dict[str, str]] = [dict(m) for m in conversation.context]
     for question, answer in zip(conversation.turns, answers, strict=True):
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
     return {"id": conversation.id, "messages": messages, "finish": finish}
 
 
@@ -102,5 +116,7 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == len(lines):
                 continue
-            raise HeadsmithError(f"{path}, line {number} was not written by regenerate; move the file away") from error
+            raise HeadsmithError(
+                f"{path}, line {number} was not written by regenerate; move the file away"
+            ) from error
     return found

@@ -1,4 +1,6 @@
-"""Where an answer ends: every committed token is looked at, in order, whatever pass it came from (spec/verifier.md 3.5)."""
+"""Where an answer ends: every committed token is looked at, in order, whatever pass it came from
+(spec/verifier.md 3.5).
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from headsmith.inference.records import FinishReason
 
 @dataclass(frozen=True)
 class StopRule:
-    """End-of-sequence ids, stop strings, a limit of new tokens and one of the context (prompt + output)."""
+    """End-of-sequence ids, stop strings, a limit of new tokens and one of the context (prompt +
+    output).
+    """
 
     stop_ids: frozenset[int]
     max_new_tokens: int
@@ -22,8 +26,8 @@ class StopRule:
     ) -> tuple[int, FinishReason | None]:
         """Append `new` tokens to `output` up to the first that ends the answer.
 
-        Returns how many were appended and why the answer ended, or None. The token that ends it is kept; a stop id
-        before a stop string before the limits, when one token meets several.
+        Returns how many were appended and why the answer ended, or None. The token that ends it is
+        kept; a stop id before a stop string before the limits, when one token meets several.
         """
         for count, token in enumerate(new, start=1):
             output.append(token)

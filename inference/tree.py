@@ -1,4 +1,6 @@
-"""Draft trees: proposed tokens with their parents. A chain is a tree; the root is the last committed token."""
+"""Draft trees: proposed tokens with their parents. A chain is a tree; the root is the last
+committed token.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +31,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """Draft shape (EAGLE-2, spec/eagle.md 6.3): the `nodes` likeliest of a beam of `topk` over `depth` levels."""
+    """Draft shape (EAGLE-2, spec/eagle.md 6.3): the `nodes` likeliest of a beam of `topk` over
+    `depth` levels.
+    """
 
     nodes: int
     topk: int
@@ -71,7 +75,9 @@ def parse_shape(text: str) -> Shape:
 
 @dataclass(frozen=True)
 class Tree:
-    """Tokens of a tree in an order where parents precede children; node 0 is the root, its parent is -1."""
+    """Tokens of a tree in an order where parents precede children; node 0 is the root, its parent
+    is -1.
+    """
 
     tokens: list[int]
     parents: list[int]
@@ -131,8 +137,9 @@ class Tree:
 def choose_nodes(tokens: Tensor, scores: Tensor, parents: Tensor, root: int, count: int) -> Tree:
     """The `count` likeliest candidates as a tree below `root`.
 
-    tokens int64 [C], cumulative log-probabilities scores [C], parents int64 [C] (candidate number, -1 the root),
-    numbered so that parents come first. Equal scores go to the lower number, so no child is taken without its parent.
+    tokens int64 [C], cumulative log-probabilities scores [C], parents int64 [C] (candidate number,
+    -1 the root), numbered so that parents come first. Equal scores go to the lower number, so no
+    child is taken without its parent.
     """
     order = torch.sort(scores, descending=True, stable=True).indices[:count]
     chosen = order.sort().values

@@ -1,11 +1,12 @@
 """Attention over ragged requests: one flat row of new tokens, every request with its own length.
 
-A batch is never padded. The new tokens of all requests stand one after the other in one row; `Span` says which
-tokens belong to which request, where its cached prefix ends, and, for a draft tree, who is whose ancestor. The
-same function serves packed training rows (no cache), prefill, drafting and verification, for the target (through
-transformers' attention interface) and for the head.
+A batch is never padded. The new tokens of all requests stand one after the other in one row; `Span`
+says which tokens belong to which request, where its cached prefix ends, and, for a draft tree, who
+is whose ancestor. The same function serves packed training rows (no cache), prefill, drafting and
+verification, for the target (through transformers' attention interface) and for the head.
 
-Shapes: T new tokens of all requests, n of one request, P cached prefix, h query heads, g key/value heads, d head size.
+Shapes: T new tokens of all requests, n of one request, P cached prefix, h query heads, g key/value
+heads, d head size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +25,13 @@ NAME = "headsmith"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The `length` new tokens of one request, behind `start` tokens of `slot` in the cache that all of them see.
+    """The `length` new tokens of one request, behind `start` tokens of `slot` in the cache that all
+    of them see.
 
-    For a draft tree `ancestors` [n, e + n] bool marks, for each new node, the nodes that it may see (itself included):
-    e of them were cached behind `start` by earlier passes, n are new. `depths` int64 [e + n] are their distances from
-    `start` (position = start + depth). None for both is the causal order of a chain.
+    For a draft tree `ancestors` [n, e + n] bool marks, for each new node, the nodes that it may see
+    (itself included): e of them were cached behind `start` by earlier passes, n are new. `depths`
+    int64 [e + n] are their distances from `start` (position = start + depth). None for both is the
+    causal order of a chain.
     """
 
     length: int
@@ -40,7 +43,11 @@ class Span:
     @property
     def offset(self) -> int:
         """Where in its slot the first new token is stored."""
-        return self.start if self.ancestors is None else self.start + self.ancestors.shape[1] - self.length
+        return (
+            self.start
+            if self.ancestors is None
+            else self.start + self.ancestors.shape[1] - self.length
+        )
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
         """Positions of the new tokens, int64 [n]."""
@@ -50,9 +57,13 @@ class Span:
 
 
 class KeyValueStore(Protocol):
-    """What attention needs of a cache: store new keys and values of a span, give back the whole prefix."""
+    """What attention needs of a cache: store new keys and values of a span, give back the whole
+    prefix.
+    """
 
-    def extend(self, layer: int, span: Span, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
+    def extend(
+        self, layer: int, span: Span, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 def positions_of(spans: Sequence[Span], device: torch.device | str = "cpu") -> Tensor:
@@ -76,10 +87,10 @@ def ragged_attention(
 ) -> Tensor:
     """Attend within each span and its cached prefix.
 
-    query [h, T, d], key [g, T, d], value [g, T, d_v], of one dtype; h is a multiple of g. With `last_only` the query
-    holds one row a span, [h, spans, d]: that of its last token. `window` is the number of latest positions a token
-    sees (itself included), `softcap` the tanh cap of the scores, `sinks` [h] the learned scores of gpt-oss.
-    Returns [h, T, d_v], or [h, spans, d_v].
+    query [h, T, d], key [g, T, d], value [g, T, d_v], of one dtype; h is a multiple of g. With
+    `last_only` the query holds one row a span, [h, spans, d]: that of its last token. `window` is
+    the number of latest positions a token sees (itself included), `softcap` the tanh cap of the
+    scores, `sinks` [h] the learned scores of gpt-oss. Returns [h, T, d_v], or [h, spans, d_v].
     """
     outputs, begin = [], 0
     for index, span in enumerate(spans):
@@ -99,10 +110,12 @@ def ragged_attention(
 
 
 def visible(span: Span, total: int, window: int | None, device: torch.device) -> Tensor | None:
-    """The mask bool [n, total] of one span; None is plain causal order from an empty prefix, or sees everything."""
+    """The mask bool [n, total] of one span; None is plain causal order from an empty prefix, or
+    sees everything.
+    """
     n = span.length
-    windowed = window is not None and total > window
-    if span.ancestors is None and not windowed and (total == n or n == 1):
+    limit = window if window is not None and total > window else None
+    if span.ancestors is None and limit is None and (total == n or n == 1):
         return None
     if span.ancestors is None:
         tail = torch.ones(n, n, dtype=torch.bool, device=device).tril()
@@ -110,10 +123,12 @@ def visible(span: Span, total: int, window: int | None, device: torch.device) ->
         tail = span.ancestors.to(device)
     prefix = total - tail.shape[1]
     mask = torch.cat([torch.ones(n, prefix, dtype=torch.bool, device=device), tail], dim=1)
-    if windowed:
+    if limit is not None:
         behind = torch.arange(n, device=device) if span.depths is None else span.depths.to(device)
-        seen = torch.cat([torch.arange(span.start - prefix, span.start, device=device), span.start + behind])
-        mask &= span.positions(device)[:, None] - seen[None, :] < window
+        seen = torch.cat(
+            [torch.arange(span.start - prefix, span.start, device=device), span.start + behind]
+        )
+        mask &= span.positions(device)[:, None] - seen[None, :] < limit
     return mask
 
 
@@ -133,12 +148,19 @@ def _attend(
         return _explicit(query, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
     if mask is None and n > 1:
         return F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=groups > 1
+            query[None],
+            keys[None],
+            values[None],
+            is_causal=True,
+            scale=scale,
+            enable_gqa=groups > 1,
         )[0]
     # The query heads of a group stand as further rows of its one key/value head: no key is copied.
     packed = query.reshape(keys.shape[0], groups * n, -1)
     rows = None if mask is None else mask.repeat(groups, 1)[None, None]
-    out = F.scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=rows, scale=scale)
+    out = F.scaled_dot_product_attention(
+        packed[None], keys[None], values[None], attn_mask=rows, scale=scale
+    )
     return out[0].reshape(heads, n, -1)
 
 
@@ -177,13 +199,16 @@ class _Pass:
     cache: KeyValueStore | None
 
 
-# The pass that the target is running: transformers' models do not all hand keyword arguments down to attention.
+# The pass that the target is running: transformers' models do not all hand keyword arguments down
+# to attention.
 _current: _Pass | None = None
 
 
 @contextmanager
 def attending(spans: Sequence[Span], cache: KeyValueStore | None = None) -> Iterator[None]:
-    """Within this block a target that was loaded with `attn_implementation="headsmith"` attends by these spans."""
+    """Within this block a target that was loaded with `attn_implementation="headsmith"` attends by
+    these spans.
+    """
     global _current
     before, _current = _current, _Pass(spans, cache)
     try:
@@ -207,17 +232,14 @@ def _interface(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, h, T, d] -> ([1, T, h, d_v], None)."""
     assert query.shape[0] == 1, "requests stand in one flat row"
-    if _current is None:
-        spans, cache = [Span(query.shape[2])], None
-    else:
-        spans, cache = _current.spans, _current.cache
+    running = _current or _Pass([Span(query.shape[2])], None)
     out = ragged_attention(
         query[0],
         key[0],
         value[0],
-        spans,
+        running.spans,
         layer=int(module.layer_idx),  # type: ignore[arg-type]
-        cache=cache,
+        cache=running.cache,
         scale=scaling,
         window=sliding_window,
         softcap=softcap,

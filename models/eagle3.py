@@ -1,10 +1,12 @@
 """The EAGLE-3 draft head (spec/eagle.md 1, 2): one decoder layer over [embedding ; fused taps].
 
-Row i takes the embedding of x[i+1] and the taps of x[i] and predicts x[i+2]. The head proposes ids of its draft
-vocabulary; everything that enters or leaves it is a target id. EAGLE-3.1 is the same module with `fc_norm` (a norm per
-tap before `fc`) and `norm_output` (the normalised state is fed back). Tensor names are those of the native checkpoint.
+Row i takes the embedding of x[i+1] and the taps of x[i] and predicts x[i+2]. The head proposes ids
+of its draft vocabulary; everything that enters or leaves it is a target id. EAGLE-3.1 is the same
+module with `fc_norm` (a norm per tap before `fc`) and `norm_output` (the normalised state is fed
+back). Tensor names are those of the native checkpoint.
 
-Shapes: n rows, m taps, H_t target width, H head width, h heads, g key/value heads, d head size, V_d draft vocabulary.
+Shapes: n rows, m taps, H_t target width, H head width, h heads, g key/value heads, d head size, V_d
+draft vocabulary.
 """
 
 from pathlib import Path
@@ -53,7 +55,9 @@ class Projections(nn.Module):
 
 
 class Layer(nn.Module):
-    """The head's decoder layer, in the parts that decoding and the training unroll put together differently."""
+    """The head's decoder layer, in the parts that decoding and the training unroll put together
+    differently.
+    """
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -90,7 +94,9 @@ class Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """An EAGLE-3 or EAGLE-3.1 head. `draft_ids` int64 [V_d] are the target ids it can propose, ascending."""
+    """An EAGLE-3 or EAGLE-3.1 head. `draft_ids` int64 [V_d] are the target ids it can propose,
+    ascending.
+    """
 
     draft_ids: Tensor
 
@@ -100,7 +106,9 @@ class Eagle3Head(nn.Module):
         eps = config.rms_norm_eps
         self.fc = nn.Linear(config.num_taps * config.target_width, config.hidden_size, bias=False)
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_width, eps) for _ in range(config.num_taps))
+            self.fc_norm = nn.ModuleList(
+                nn.RMSNorm(config.target_width, eps) for _ in range(config.num_taps)
+            )
         if config.norm_before_fc:
             self.input_norm = nn.RMSNorm(config.num_taps * config.target_width, eps)
         self.midlayer = Layer(config)
@@ -138,7 +146,9 @@ class Eagle3Head(nn.Module):
         norm_output: bool = False,
         seed: int = 0,
     ) -> "Eagle3Head":
-        """A fresh float32 head of the target's widths and RoPE; lm_head starts from the target's rows (spec 1.5)."""
+        """A fresh float32 head of the target's widths and RoPE; lm_head starts from the target's
+        rows (spec 1.5).
+        """
         config = Eagle3Config.for_target(
             target, len(draft_ids), taps=taps, fc_norm=fc_norm, norm_output=norm_output
         )
@@ -163,36 +173,52 @@ class Eagle3Head(nn.Module):
     ) -> "Eagle3Head":
         """Load a native or speculators checkpoint; `taps` overrides what its config says.
 
-        A config that names no taps means the default ones, which need `num_target_layers`. Raises HeadsmithError when
-        a tensor is missing, unknown or of another shape: engines stay silent about that (spec/engines.md 5).
+        A config that names no taps means the default ones, which need `num_target_layers`. Raises
+        HeadsmithError when a tensor is missing, unknown or of another shape: engines stay silent
+        about that (spec/engines.md 5).
         """
         config, tensors, draft_ids = read_checkpoint(Path(path), taps, num_target_layers)
         head = cls(config, draft_ids)
         embedding = tensors.pop("embed_tokens.weight", None)
         expected = head.state_dict()
-        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        missing = sorted(expected.keys() - tensors.keys())
+        unknown = sorted(tensors.keys() - expected.keys())
         if missing or unknown:
-            what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which its config does not announce"
-            raise HeadsmithError(f"head {path} {what}; an engine would load it silently and accept next to nothing")
+            announced = "which its config does not announce"
+            what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, {announced}"
+            raise HeadsmithError(
+                f"head {path} {what}; an engine would load it silently and accept next to nothing"
+            )
         for name, tensor in tensors.items():
             if tensor.shape != expected[name].shape:
                 raise HeadsmithError(
-                    f"head {path}: {name} is {list(tensor.shape)}, its config asks for {list(expected[name].shape)}"
+                    f"head {path}: {name} is {list(tensor.shape)}, "
+                    f"its config asks for {list(expected[name].shape)}"
                 )
         head.load_state_dict(tensors)
         if embedding is not None:
             head.embed_tokens = nn.Embedding.from_pretrained(embedding.clone())
-        bad = next((name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None)
+        bad = next(
+            (name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None
+        )
         if bad is not None:
-            raise HeadsmithError(f"head {path}: {bad} holds NaN or infinity; the run that wrote it diverged")
+            raise HeadsmithError(
+                f"head {path}: {bad} holds NaN or infinity; the run that wrote it diverged"
+            )
         return head.to(device=device, dtype=dtype)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Write config.json and model.safetensors (native layout, spec/eagle.md 5) into the folder `path`."""
-        write_checkpoint(Path(path), self.config, self.state_dict(), self.embed_tokens, self.draft_ids, dtype)
+        """Write config.json and model.safetensors (native layout, spec/eagle.md 5) into the folder
+        `path`.
+        """
+        write_checkpoint(
+            Path(path), self.config, self.state_dict(), self.embed_tokens, self.draft_ids, dtype
+        )
 
     def embed(self, target: Target, ids: Tensor) -> Tensor:
-        """Embeddings of target ids [n] -> [n, H]: the head's own table if it has one, else the target's."""
+        """Embeddings of target ids [n] -> [n, H]: the head's own table if it has one, else the
+        target's.
+        """
         return target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
 
     def fuse(self, taps: Tensor) -> Tensor:
@@ -200,7 +226,9 @@ class Eagle3Head(nn.Module):
         if self.config.norm_before_fc:
             taps = self.input_norm(taps.flatten(1)).view_as(taps)
         if self.config.fc_norm:
-            taps = torch.stack([norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], 1)
+            taps = torch.stack(
+                [norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], 1
+            )
         return self.fc(taps.flatten(1))
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,5 +241,7 @@ class Eagle3Head(nn.Module):
         return self.norm(g) if self.config.norm_output else g
 
     def logits(self, g: Tensor) -> Tensor:
-        """g [n, H] -> logits over the draft vocabulary [n, V_d]; exactly one final norm, whatever the flags."""
+        """g [n, H] -> logits over the draft vocabulary [n, V_d]; exactly one final norm, whatever
+        the flags.
+        """
         return self.lm_head(self.norm(g))

@@ -1,4 +1,6 @@
-"""The configuration of an EAGLE-3 head, read from the native and the speculators layout, written in the native one."""
+"""The configuration of an EAGLE-3 head, read from the native and the speculators layout, written in
+the native one.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,9 @@ FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """Widths, flags and taps of a head; `vocab_size` is the target's. See spec/eagle.md 5.2 for the keys."""
+    """Widths, flags and taps of a head; `vocab_size` is the target's. See spec/eagle.md 5.2 for the
+    keys.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -26,7 +30,9 @@ class Eagle3Config:
     default_taps: bool = True
     target_hidden_size: int | None = None
     rms_norm_eps: float = 1e-5
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    rope: dict[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
     max_position_embeddings: int = 2048
     fc_norm: bool = False
     norm_output: bool = False
@@ -42,13 +48,18 @@ class Eagle3Config:
 
     def __post_init__(self) -> None:
         if not self.taps or list(self.taps) != sorted(set(self.taps)):
-            raise HeadsmithError(f"taps {list(self.taps)} must be ascending and distinct: fc's columns follow them")
+            raise HeadsmithError(
+                f"taps {list(self.taps)} must be ascending and distinct: fc's columns follow them"
+            )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise HeadsmithError(
-                f"draft vocabulary of {self.draft_vocab_size} ids does not fit the target's {self.vocab_size}"
+                f"draft vocabulary of {self.draft_vocab_size} ids does not fit "
+                f"the target's {self.vocab_size}"
             )
         if self.num_heads % self.num_kv_heads:
-            raise HeadsmithError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
+            raise HeadsmithError(
+                f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
+            )
 
     @property
     def num_taps(self) -> int:
@@ -72,7 +83,7 @@ class Eagle3Config:
         """A Llama-shaped head with the target's widths, eps and RoPE."""
         c = target.config
         heads = c.num_attention_heads
-        default = target.default_taps() if taps is None else taps
+        chosen = target.default_taps() if taps is None else tuple(taps)
         return cls(
             hidden_size=target.hidden_size,
             intermediate_size=c.intermediate_size,
@@ -81,10 +92,13 @@ class Eagle3Config:
             head_dim=getattr(c, "head_dim", None) or target.hidden_size // heads,
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
-            taps=tuple(default),
-            default_taps=taps is None or tuple(taps) == target.default_taps(),
+            taps=chosen,
+            default_taps=chosen == _default_taps(target.num_layers),
             rms_norm_eps=getattr(c, "rms_norm_eps", 1e-5),
-            rope=dict(getattr(c, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}),
+            rope=dict(
+                getattr(c, "rope_parameters", None)
+                or {"rope_type": "default", "rope_theta": 10000.0}
+            ),
             max_position_embeddings=target.max_context,
             fc_norm=fc_norm,
             norm_output=norm_output,
@@ -98,13 +112,17 @@ class Eagle3Config:
     def from_json(
         cls, raw: dict[str, Any], taps: tuple[int, ...] | None, num_target_layers: int | None
     ) -> "Eagle3Config":
-        """Read a config.json of the native or of the speculators layout (spec/eagle.md 5.2, 5.4)."""
+        """Read a config.json of the native or the speculators layout (spec/eagle.md 5.2, 5.4)."""
         speculators = "speculators_config" in raw or "speculators_model_type" in raw
         body: dict[str, Any] = raw.get("transformer_layer_config", raw) if speculators else raw
         if body.get("num_hidden_layers", 1) != 1:
-            raise HeadsmithError(f"a head of {body['num_hidden_layers']} layers is not supported; only one layer is")
+            raise HeadsmithError(
+                f"a head of {body['num_hidden_layers']} layers is not supported; only one layer is"
+            )
         if body.get("model_type", "llama") != "llama":
-            raise HeadsmithError(f"a head of model type {body['model_type']} is not supported; only llama is")
+            raise HeadsmithError(
+                f"a head of model type {body['model_type']} is not supported; only llama is"
+            )
         try:
             hidden, heads = body["hidden_size"], body["num_attention_heads"]
             named = taps or _named_taps(raw)
@@ -117,7 +135,7 @@ class Eagle3Config:
                 vocab_size=body["vocab_size"],
                 draft_vocab_size=raw.get("draft_vocab_size") or body["vocab_size"],
                 taps=named or _default_taps(num_target_layers),
-                default_taps=named is None or named == _default_taps(num_target_layers, strict=False),
+                default_taps=named in (None, _default_taps(num_target_layers, strict=False)),
                 target_hidden_size=raw.get("target_hidden_size"),
                 rms_norm_eps=body.get("rms_norm_eps", 1e-6),
                 rope=_rope(body),
@@ -125,18 +143,28 @@ class Eagle3Config:
                 attention_bias=bool(body.get("attention_bias", False)),
                 mlp_bias=bool(body.get("mlp_bias", False)),
                 sliding_window=_window(body),
-                **{key: body.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
+                bos_token_id=body.get("bos_token_id"),
+                eos_token_id=body.get("eos_token_id"),
+                pad_token_id=body.get("pad_token_id"),
             )
         except KeyError as error:
-            raise HeadsmithError(f"its config.json has no {error.args[0]}: not an EAGLE-3 head") from error
+            raise HeadsmithError(
+                f"its config.json has no {error.args[0]}: not an EAGLE-3 head"
+            ) from error
         nested = raw.get("eagle_config") or {}
-        # vLLM's reading: a speculators config without the key means True, a native one False (spec/engines.md 4).
-        flags = {flag: bool(raw.get(flag, speculators and flag == "norm_before_residual")) for flag in FLAGS}
+        # vLLM's reading: a speculators config without the key means True, a native one False
+        # (spec/engines.md 4).
+        flags: dict[str, Any] = {
+            flag: bool(raw.get(flag, speculators and flag == "norm_before_residual"))
+            for flag in FLAGS
+        }
         flags["norm_before_fc"] = bool(nested.get("norm_before_fc", flags["norm_before_fc"]))
         return replace(config, **flags)
 
     def to_json(self, dtype: str) -> dict[str, Any]:
-        """The native config.json that vLLM, SGLang, TensorRT-LLM and the original code read alike (spec 5.2)."""
+        """The native config.json that vLLM, SGLang, TensorRT-LLM and the original code read alike
+        (spec 5.2).
+        """
         rope = dict(self.rope)
         kind, theta = rope.pop("rope_type", "default"), rope.pop("rope_theta", 10000.0)
         out: dict[str, Any] = {
@@ -190,7 +218,9 @@ class Eagle3Config:
 def _named_taps(raw: dict[str, Any]) -> tuple[int, ...] | None:
     """Taps in vLLM's numbering: top level first, else eagle_config (spec/eagle.md 1.1)."""
     nested = raw.get("eagle_config") or {}
-    ids = raw.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+    ids = raw.get("eagle_aux_hidden_state_layer_ids") or nested.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
     return tuple(ids) if ids else None
 
 
@@ -198,7 +228,9 @@ def _default_taps(num_target_layers: int | None, strict: bool = True) -> tuple[i
     if num_target_layers is None:
         if not strict:
             return ()
-        raise HeadsmithError("its config names no taps; the number of the target's blocks is needed")
+        raise HeadsmithError(
+            "its config names no taps; the number of the target's blocks is needed"
+        )
     return (2, num_target_layers // 2, num_target_layers - 3)
 
 

@@ -1,4 +1,6 @@
-"""EAGLE-3 checkpoints on disk: native (`midlayer.*`) and speculators (`layers.0.*`) layouts (spec/eagle.md 5)."""
+"""EAGLE-3 checkpoints on disk: native (`midlayer.*`) and speculators (`layers.0.*`) layouts
+(spec/eagle.md 5).
+"""
 
 import json
 from pathlib import Path
@@ -40,15 +42,24 @@ def _draft_ids(path: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor
     size, vocab = config.draft_vocab_size, config.vocab_size
     if d2t is None:
         if size != vocab:
-            raise HeadsmithError(f"head {path} drafts {size} of {vocab} ids but has no d2t; its ids mean nothing")
+            raise HeadsmithError(
+                f"head {path} drafts {size} of {vocab} ids but has no d2t; its ids mean nothing"
+            )
         return torch.arange(vocab)
     if d2t.shape != (size,):
-        raise HeadsmithError(f"head {path}: d2t has {d2t.numel()} entries for a draft vocabulary of {size}")
+        raise HeadsmithError(
+            f"head {path}: d2t has {d2t.numel()} entries for a draft vocabulary of {size}"
+        )
     ids = torch.arange(size) + d2t.long()
     if ids.min() < 0 or ids.max() >= vocab or ids.unique().numel() != size:
-        raise HeadsmithError(f"head {path}: d2t maps outside the target's {vocab} ids or twice to one; it is an offset")
+        raise HeadsmithError(
+            f"head {path}: d2t maps outside the target's {vocab} ids or twice to one; "
+            "it is an offset"
+        )
     if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids.sort().values):
-        raise HeadsmithError(f"head {path}: d2t and t2d name different ids; they come from different runs")
+        raise HeadsmithError(
+            f"head {path}: d2t and t2d name different ids; they come from different runs"
+        )
     return ids
 
 
@@ -60,9 +71,13 @@ def write_checkpoint(
     draft_ids: Tensor,
     dtype: torch.dtype | None,
 ) -> None:
-    """Write the native layout, each file atomically, the weights last but one and the config last."""
+    """Write the native layout, each file atomically; weights last but one, the config last."""
     dtype = dtype or tensors["fc.weight"].dtype
-    out = {k: v.detach().to("cpu", dtype).contiguous() for k, v in tensors.items() if k != "embed_tokens.weight"}
+    out = {
+        k: v.detach().to("cpu", dtype).contiguous()
+        for k, v in tensors.items()
+        if k != "embed_tokens.weight"
+    }
     if embedding is not None:
         out["embed_tokens.weight"] = embedding.weight.detach().to("cpu", dtype).contiguous()
     if config.draft_vocab_size != config.vocab_size:
@@ -71,7 +86,9 @@ def write_checkpoint(
         out["d2t"] = ids - torch.arange(len(ids))
         out["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
     path.mkdir(parents=True, exist_ok=True)
-    write_atomic(path / "model.safetensors", lambda temporary: save_file(out, temporary, {"format": "pt"}))
+    write_atomic(
+        path / "model.safetensors", lambda temporary: save_file(out, temporary, {"format": "pt"})
+    )
     write_json(path / "config.json", config.to_json(str(dtype).removeprefix("torch.")))
 
 
@@ -79,7 +96,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise HeadsmithError(f"{path.parent} is not a head: there is no {path.name} in it") from error
+        raise HeadsmithError(
+            f"{path.parent} is not a head: there is no {path.name} in it"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HeadsmithError(f"{path} is not valid JSON ({error}); it may be cut off") from error
     return raw
@@ -88,7 +107,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a single-file, sharded or pickled checkpoint."""
     index, single, pickled = (
-        path / name for name in ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
+        path / name
+        for name in ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
     )
     if single.is_file():
         files = [single]
@@ -97,12 +117,16 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     elif pickled.is_file():
         return torch.load(pickled, map_location="cpu", weights_only=True)
     else:
-        raise HeadsmithError(f"head {path} has no weights: neither model.safetensors nor pytorch_model.bin")
+        raise HeadsmithError(
+            f"head {path} has no weights: neither model.safetensors nor pytorch_model.bin"
+        )
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as handle:
                 tensors |= {name: handle.get_tensor(name) for name in handle.keys()}
         except (SafetensorError, OSError) as error:
-            raise HeadsmithError(f"{file} cannot be read ({error}); it is missing or cut off") from error
+            raise HeadsmithError(
+                f"{file} cannot be read ({error}); it is missing or cut off"
+            ) from error
     return tensors

@@ -1,8 +1,9 @@
 """Linear layers of a frozen model on a CPU, with their weights packed once for oneDNN.
 
-A verification pass multiplies a handful of rows. `torch.nn.functional.linear` repacks the weight at every call for 2 to
-about 64 rows, which costs more than the product itself: a pass over five tokens then takes twice as long as one over a
-single token, and speculation cannot pay. A packed weight makes one to sixteen rows cost nearly the same.
+A verification pass multiplies a handful of rows. `torch.nn.functional.linear` repacks the weight at
+every call for 2 to about 64 rows, which costs more than the product itself: a pass over five tokens
+then takes twice as long as one over a single token, and speculation cannot pay. A packed weight
+makes one to sixteen rows cost nearly the same.
 """
 
 import torch
@@ -12,7 +13,9 @@ _OPS = torch.ops.mkldnn
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b with a packed float32 weight; x [..., in_features] -> [..., out_features]. Inference only."""
+    """y = x W^T + b with a packed float32 weight; x [..., in_features] -> [..., out_features].
+    Inference only.
+    """
 
     packed: Tensor
 
@@ -29,7 +32,9 @@ class PackedLinear(nn.Module):
 
 
 def packing_helps(tensor: Tensor) -> bool:
-    """Whether a weight can be packed here: float32, on the CPU, and oneDNN is in this build of torch."""
+    """Whether a weight can be packed here: float32, on the CPU, and oneDNN is in this build of
+    torch.
+    """
     return (
         tensor.device.type == "cpu"
         and tensor.dtype == torch.float32
@@ -40,7 +45,9 @@ def packing_helps(tensor: Tensor) -> bool:
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Replace every plain nn.Linear below `module` by its packed form; returns how many were replaced."""
+    """Replace every plain nn.Linear below `module` by its packed form; returns how many were
+    replaced.
+    """
     replaced = 0
     for name, child in list(module.named_children()):
         if type(child) is nn.Linear and packing_helps(child.weight):

@@ -1,11 +1,18 @@
-"""Finding and loading a target: local folders, GGUF files, the embedded default, Hub ids; and its tokenizer's identity."""
+"""Finding and loading a target: local folders, GGUF files, the embedded default, Hub ids; and its
+tokenizer's identity.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from headsmith.errors import HeadsmithError
@@ -17,7 +24,8 @@ _CONTENT = "\ue000answer\ue001"
 def locate(path: str) -> tuple[str, dict[str, str]]:
     """Where a target is: (folder or Hub id, further arguments of from_pretrained).
 
-    Raises HeadsmithError when `path` is neither a folder with a model, a GGUF file, nor of the form ORG/NAME.
+    Raises HeadsmithError when `path` is neither a folder with a model, a GGUF file, nor of the form
+    ORG/NAME.
     """
     known = embedded.resolve(path)
     if known is not None:
@@ -25,7 +33,9 @@ def locate(path: str) -> tuple[str, dict[str, str]]:
     place = Path(path).expanduser()
     if place.is_file():
         if place.suffix != ".gguf":
-            raise HeadsmithError(f"{path} is a file but no GGUF; give a model's folder, a .gguf file or a Hub id")
+            raise HeadsmithError(
+                f"{path} is a file but no GGUF; give a model's folder, a .gguf file or a Hub id"
+            )
         return str(place.parent), {"gguf_file": place.name}
     if place.is_dir():
         if not (place / "config.json").is_file():
@@ -33,26 +43,36 @@ def locate(path: str) -> tuple[str, dict[str, str]]:
         return str(place), {}
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         return path, {}
-    raise HeadsmithError(f"target {path} does not exist; give a folder, a .gguf file or a Hub id (ORG/NAME)")
+    raise HeadsmithError(
+        f"target {path} does not exist; give a folder, a .gguf file or a Hub id (ORG/NAME)"
+    )
 
 
-def load_model(path: str, revision: str | None, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(
+    path: str, revision: str | None, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer; every failure of theirs becomes one sentence."""
     place, extra = locate(path)
     transformers_logging.disable_progress_bar()
     arguments: dict[str, Any] = {"revision": revision, **extra}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
-        # transformers only logs the tensors that a checkpoint lacks; a target with a random matrix is no target.
+        # transformers only logs the tensors that a checkpoint lacks; a target with a random matrix
+        # is no target.
         model, report = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, output_loading_info=True, **arguments
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise HeadsmithError(f"target {path} could not be loaded as a causal language model: {reason}") from error
+        raise HeadsmithError(
+            f"target {path} could not be loaded as a causal language model: {reason}"
+        ) from error
     missing = sorted(report["missing_keys"])
     if missing:
-        raise HeadsmithError(f"target {path} lacks {len(missing)} tensors, the first {missing[0]}: cut off or another model")
+        raise HeadsmithError(
+            f"target {path} lacks {len(missing)} tensors, the first {missing[0]}: "
+            "cut off or another model"
+        )
     return model, tokenizer
 
 

@@ -1,4 +1,6 @@
-"""headsmith.json beside a checkpoint: whose head it is; a head is refused for a target that is not its own (design.md)."""
+"""headsmith.json beside a checkpoint: whose head it is; a head is refused for a target that is not
+its own (design.md).
+"""
 
 import hashlib
 import json
@@ -46,8 +48,8 @@ def read_provenance(head: Path) -> dict[str, Any] | None:
 def check_pair(target: Target, head: str | Path, allow_mismatch: bool = False) -> list[str]:
     """What speaks against using the head with this target, as warnings.
 
-    Raises HeadsmithError with the first difference unless `allow_mismatch`; a width that does not fit is always
-    refused, since nothing could run.
+    Raises HeadsmithError with the first difference unless `allow_mismatch`; a width that does not
+    fit is always refused, since nothing could run.
     """
     folder = Path(head)
     if not folder.is_dir():
@@ -57,12 +59,14 @@ def check_pair(target: Target, head: str | Path, allow_mismatch: bool = False) -
     width = config.get("target_hidden_size") or body.get("hidden_size")
     if width != target.hidden_size:
         raise HeadsmithError(
-            f"head {folder} reads states of width {width}, the target {target.path} has {target.hidden_size}; "
-            "it was trained for another target"
+            f"head {folder} reads states of width {width}, the target {target.path} has "
+            f"{target.hidden_size}; it was trained for another target"
         )
     found = _differences(target, folder, body)
     if found and not allow_mismatch:
-        raise HeadsmithError(f"{found[0]}; give its own target, or --allow-mismatch to go on all the same")
+        raise HeadsmithError(
+            f"{found[0]}; give its own target, or --allow-mismatch to go on all the same"
+        )
     return found
 
 
@@ -70,8 +74,8 @@ def _differences(target: Target, folder: Path, body: dict[str, Any]) -> list[str
     found = []
     if body.get("vocab_size") != target.vocab_size:
         found.append(
-            f"head {folder} was made for a vocabulary of {body.get('vocab_size')} ids, the target {target.path} has "
-            f"{target.vocab_size}"
+            f"head {folder} was made for a vocabulary of {body.get('vocab_size')} ids, "
+            f"the target {target.path} has {target.vocab_size}"
         )
     about = read_provenance(folder)
     own = (about or {}).get("target") or {}
@@ -83,7 +87,9 @@ def _differences(target: Target, folder: Path, body: dict[str, Any]) -> list[str
         what = f"revision {own.get('revision')} where this is {target.revision}"
     else:
         what = "other weights or another config"
-    found.append(f"head {folder} was trained for {own.get('path')}, which is not {target.path}: {what}")
+    found.append(
+        f"head {folder} was trained for {own.get('path')}, which is not {target.path}: {what}"
+    )
     return found
 
 
@@ -93,5 +99,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise HeadsmithError(f"{folder} is not a head: there is no config.json in it") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadsmithError(f"{folder / 'config.json'} is not valid JSON ({error}); it may be cut off") from error
+        raise HeadsmithError(
+            f"{folder / 'config.json'} is not valid JSON ({error}); it may be cut off"
+        ) from error
     return config

@@ -1,8 +1,9 @@
 """The frozen target: loaded once, checked against itself, read through taps.
 
-A target is reached through transformers' own interfaces (its decoder, its input embeddings, its output head), never by
-tensor names, and attends by `headsmith.models.attention`, so that packed documents, ragged requests and draft trees
-need no padding. Taps are numbered as in spec/eagle.md 1.1: tap i is the residual stream before block i, 0..L.
+A target is reached through transformers' own interfaces (its decoder, its input embeddings, its
+output head), never by tensor names, and attends by `headsmith.models.attention`, so that packed
+documents, ragged requests and draft trees need no padding. Taps are numbered as in spec/eagle.md
+1.1: tap i is the residual stream before block i, 0..L.
 """
 
 import hashlib
@@ -24,7 +25,13 @@ from headsmith.models.attention import KeyValueStore, Span
 from headsmith.models.linear import pack_linears
 
 # Keys of a config that say how it was stored, not what the model computes.
-_STORAGE_KEYS = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config"}
+_STORAGE_KEYS = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+}
 
 
 @dataclass(slots=True)
@@ -50,7 +57,9 @@ class Target:
         self.model.set_attn_implementation(attention.NAME)
         output = self.model.get_output_embeddings()
         if output is None:
-            raise HeadsmithError(f"{self.path}: this model has no output head; give a causal language model")
+            raise HeadsmithError(
+                f"{self.path}: this model has no output head; give a causal language model"
+            )
         self.head_weight = output.weight.detach()
         self._blocks = _find_blocks(self.decoder, self.num_layers)
         self.check()
@@ -67,11 +76,11 @@ class Target:
     ) -> "Target":
         """Load a local folder, a GGUF file, the embedded default's name, or a Hub id, and check it.
 
-        Raises HeadsmithError when there is no model there, or when the target's own head on its own last state does
-        not reproduce its logits.
+        Raises HeadsmithError when there is no model there, or when the target's own head on its own
+        last state does not reproduce its logits.
         """
         model, tokenizer = loading.load_model(str(path), revision, dtype)
-        return cls(model.to(device), tokenizer, str(path), revision)  # type: ignore[arg-type]
+        return cls(model.to(device), tokenizer, str(path), revision)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -110,7 +119,9 @@ class Target:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer, as `generate` reads them: generation config, else config, else tokenizer."""
+        """Ids that end an answer, as `generate` reads them: generation config, else config, else
+        tokenizer.
+        """
         found: Any = None
         for source in (getattr(self.model, "generation_config", None), self.config, self.tokenizer):
             found = getattr(source, "eos_token_id", None)
@@ -121,16 +132,21 @@ class Target:
 
     @cached_property
     def always_drafted(self) -> tuple[int, ...]:
-        """Ids that belong in every draft vocabulary: the stop ids and what the chat template puts after an answer."""
+        """Ids that belong in every draft vocabulary: the stop ids and what the chat template puts
+        after an answer.
+        """
         ids = {*self.stop_ids, *loading.end_of_turn_ids(self.tokenizer)}
         return tuple(sorted(i for i in ids if 0 <= i < self.vocab_size))
 
     def default_taps(self) -> tuple[int, ...]:
-        """(2, L // 2, L - 3): what every engine takes when a head names no taps (spec/eagle.md 1.1)."""
+        """(2, L // 2, L - 3): what every engine takes when a head names no taps (spec/eagle.md
+        1.1).
+        """
         taps = tuple(sorted({2, self.num_layers // 2, self.num_layers - 3}))
         if len(taps) < 3 or taps[0] < 0:
             raise HeadsmithError(
-                f"{self.path}: a target of {self.num_layers} blocks has no three default taps; name them (head.taps)"
+                f"{self.path}: a target of {self.num_layers} blocks has no three default taps; "
+                "name them (head.taps)"
             )
         return taps
 
@@ -166,12 +182,18 @@ class Target:
         cache: KeyValueStore | None = None,
         taps: Sequence[int] = (),
     ) -> Features:
-        """One pass over the new tokens ids [T] of ragged requests; see `Span`. Without the output head."""
+        """One pass over the new tokens ids [T] of ragged requests; see `Span`. Without the output
+        head.
+        """
         positions = attention.positions_of(spans, ids.device)
         with attention.attending(spans, cache), self._tapping(taps) as seen:
-            output = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+            output = self.decoder(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False
+            )
         width = output.last_hidden_state.shape[-1]
-        tapped = torch.stack([seen[i] for i in taps], 1) if taps else ids.new_empty(len(ids), 0, width)
+        tapped = (
+            torch.stack([seen[i] for i in taps], 1) if taps else ids.new_empty(len(ids), 0, width)
+        )
         return Features(tapped, output.last_hidden_state[0])
 
     def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Features:
@@ -180,7 +202,9 @@ class Target:
 
     @contextmanager
     def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Within this block the passes of the decoder leave their residual stream [T, H] before block i."""
+        """Within this block the passes of the decoder leave their residual stream [T, H] before
+        block i.
+        """
         seen: dict[int, Tensor] = {}
 
         def before(index: int) -> Any:
@@ -195,11 +219,15 @@ class Target:
         handles = []
         for tap in taps:
             if not 0 <= tap <= self.num_layers:
-                raise HeadsmithError(f"tap {tap} is outside 0..{self.num_layers} of the target {self.path}")
+                raise HeadsmithError(
+                    f"tap {tap} is outside 0..{self.num_layers} of the target {self.path}"
+                )
             if tap == self.num_layers:
                 handles.append(self._blocks[-1].register_forward_hook(after))
             else:
-                handles.append(self._blocks[tap].register_forward_pre_hook(before(tap), with_kwargs=True))
+                handles.append(
+                    self._blocks[tap].register_forward_pre_hook(before(tap), with_kwargs=True)
+                )
         try:
             yield seen
         finally:
@@ -208,7 +236,9 @@ class Target:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """The target must agree with itself: head on last state = its logits, taps = its states, spans stay apart."""
+        """The target must agree with itself: head on last state = its logits, taps = its states,
+        spans stay apart.
+        """
         ids = torch.arange(12, device=self.device) % self.vocab_size
         taps = range(self.num_layers)
         packed = self.run(torch.cat([ids.flip(0), ids]), [Span(12), Span(12)], taps=taps)
@@ -217,16 +247,19 @@ class Target:
         self.model.set_attn_implementation(attention.NAME)
         states = torch.stack([state[0] for state in own.hidden_states[:-1]], 1)
         tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
-        for what, ours, theirs in (
-            ("the output head on the last state differs from the model's logits", self.logits(packed.last[12:]),
-             own.logits[0].float()),
-            ("the tapped states differ from the model's hidden states", packed.taps[12:].float(), states.float()),
-        ):  # fmt: skip
-            gap = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6)
+        pairs = {
+            "the output head on the last state differs from the model's logits": (
+                self.logits(packed.last[12:]),
+                own.logits[0],
+            ),
+            "the tapped states differ from the model's hidden states": (packed.taps[12:], states),
+        }
+        for what, (ours, theirs) in pairs.items():
+            gap = (ours.float() - theirs.float()).abs().max() / theirs.abs().max().clamp_min(1e-6)
             if not gap <= tolerance:
                 raise HeadsmithError(
                     f"{self.path}: {what} (relative gap {gap:.1e}); this architecture "
-                    f"({self.config.model_type}) cannot be used as a target, or its weights hold NaN"
+                    f"({self.config.model_type}) cannot be a target, or its weights hold NaN"
                 )
 
     @cached_property
@@ -238,11 +271,15 @@ class Target:
         embedding = self.model.get_input_embeddings().weight
         for tensor in (embedding, self.head_weight):
             # bfloat16, so that the dtype it is loaded in does not change who it is.
-            digest.update(tensor.detach().to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+            digest.update(
+                tensor.detach().to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
+            )
         return f"sha256:{digest.hexdigest()}"
 
     def fingerprint(self) -> str:
-        """sha256 over config, tokenizer, chat template and the embedding and output head: who this target is."""
+        """sha256 over config, tokenizer, chat template and the embedding and output head: who this
+        target is.
+        """
         return self._fingerprint
 
 
@@ -256,4 +293,6 @@ def _find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count and module is not decoder:
             return module
-    raise HeadsmithError(f"{type(decoder).__name__} keeps its {count} blocks in no list; it cannot be tapped")
+    raise HeadsmithError(
+        f"{type(decoder).__name__} keeps its {count} blocks in no list; it cannot be tapped"
+    )

@@ -16,25 +16,32 @@ LossName = Literal["kl", "lk"]
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Which loss. `kl`: forward KL over the draft vocabulary. `lk`: the acceptance-aware mix of arXiv 2602.23881."""
+    """Which loss. `kl`: forward KL over the draft vocabulary. `lk`: the acceptance-aware mix of
+    arXiv 2602.23881.
+    """
 
     name: LossName = "kl"
     kl_scale: float = 1.0
     kl_decay: float = 3.0
 
 
-def step_loss(settings: LossSettings, logits: Tensor, teacher: Tensor, logsumexp: Tensor, covered: Tensor) -> Tensor:
+def step_loss(
+    settings: LossSettings, logits: Tensor, teacher: Tensor, logsumexp: Tensor, covered: Tensor
+) -> Tensor:
     """Sum of one step's loss over its rows.
 
-    logits [n, V_d] of the head; teacher [n, V_d] the target's logits of the draft ids; logsumexp [n] over the target's
-    whole vocabulary; covered [n] bool, whether the target's first choice can be drafted at all.
+    logits [n, V_d] of the head; teacher [n, V_d] the target's logits of the draft ids; logsumexp
+    [n] over the target's whole vocabulary; covered [n] bool, whether the target's first choice can
+    be drafted at all.
     """
     logits = at_least_float32(logits)
     kl = KlOverDraftIds.apply(logits, teacher)
     if settings.name == "kl":
-        # A row whose first choice cannot be drafted would teach confidence in a token that is never accepted.
+        # A row whose first choice cannot be drafted would teach confidence in a token that is never
+        # accepted.
         return (kl * covered).sum()
-    # What a sampled draft is accepted with: sum of min(p, q), p not renormalised over the draft ids.
+    # What a sampled draft is accepted with: sum of min(p, q), p not renormalised over the draft
+    # ids.
     p = (teacher - logsumexp[:, None]).exp()
     alpha = torch.minimum(p, logits.softmax(-1)).sum(-1)
     weight = settings.kl_scale * torch.exp(-settings.kl_decay * alpha.detach()) * covered
@@ -42,7 +49,9 @@ def step_loss(settings: LossSettings, logits: Tensor, teacher: Tensor, logsumexp
 
 
 class KlOverDraftIds(torch.autograd.Function):
-    """KL(p || q) of each row [n], p and q softmaxed over the draft ids. Only the gradient q - p is kept for backward."""
+    """KL(p || q) of each row [n], p and q softmaxed over the draft ids. Only the gradient q - p is
+    kept for backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, teacher: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
-"""The unroll: K steps over the head's own states, all rows in parallel, as decoding will run them (spec/eagle.md 3.1, 3.2).
+"""The unroll: K steps over the head's own states, all rows in parallel, as decoding will run them
+(spec/eagle.md 3.1, 3.2).
 
-At step k row i reads the embedding of x[i+1+k] and, from the second step on, its own previous output; it attends to
-the step-0 keys of rows up to i and to its own keys of steps 1..k, and predicts x[i+2+k]. The rows whose loss counts are
-nested from step to step, so queries, MLP, lm_head and loss run on those only; the others give step-0 keys and values.
+At step k row i reads the embedding of x[i+1+k] and, from the second step on, its own previous
+output; it attends to the step-0 keys of rows up to i and to its own keys of steps 1..k, and
+predicts x[i+2+k]. The rows whose loss counts are nested from step to step, so queries, MLP, lm_head
+and loss run on those only; the others give step-0 keys and values.
 
-Shapes: T tokens of a packed row, n_k loss rows of step k, m taps, H width, h heads, g key/value heads, d head size.
+Shapes: T tokens of a packed row, n_k loss rows of step k, m taps, H width, h heads, g key/value
+heads, d head size.
 """
 
 import math
@@ -26,15 +29,16 @@ _TEACHER_CHUNK = 256
 def loss_rows(row: Row, steps: int) -> list[Tensor]:
     """Indices, int64 [n_k] ascending, of the rows whose loss counts at each step.
 
-    Row i counts at step k when x[i+1] .. x[i+2+k] are all trained tokens of one document: the strict mask of spec 3.1,
-    which has the first draft of every answer and nothing that decoding never asks for.
+    Row i counts at step k when x[i+1] .. x[i+2+k] are all trained tokens of one document: the
+    strict mask of spec 3.1, which has the first draft of every answer and nothing that decoding
+    never asks for.
     """
     total, documents = len(row.ids), row.documents
     valid = torch.ones(total, dtype=torch.bool)
     rows = []
     for ahead in range(1, steps + 2):
         reached = torch.zeros(total, dtype=torch.bool)
-        same = documents[ahead:] == documents[: total - ahead]
+        same = documents[ahead:] == documents[: max(total - ahead, 0)]
         reached[: max(total - ahead, 0)] = row.mask[ahead:].bool() & same
         valid = valid & reached
         if ahead >= 2:
@@ -46,9 +50,9 @@ def loss_rows(row: Row, steps: int) -> list[Tensor]:
 class TrainRow:
     """A packed row with what the target says of it; the same for every epoch.
 
-    taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions that some step reads:
-    last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the whole vocabulary, covered bool [n_t];
-    `slot` int64 [T] is where position t is among them.
+    taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions that
+    some step reads: last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the
+    whole vocabulary, covered bool [n_t]; `slot` int64 [T] is where position t is among them.
     """
 
     ids: Tensor
@@ -75,9 +79,16 @@ class TrainRow:
 
 @torch.no_grad()
 def prepare_row(
-    target: Target, draft_ids: Tensor, row: Row, taps: tuple[int, ...], steps: int, rows: list[Tensor] | None = None
+    target: Target,
+    draft_ids: Tensor,
+    row: Row,
+    taps: tuple[int, ...],
+    steps: int,
+    rows: list[Tensor] | None = None,
 ) -> TrainRow:
-    """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a time."""
+    """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a
+    time.
+    """
     rows = loss_rows(row, steps) if rows is None else rows
     ids = row.ids.to(target.device)
     features = target.features(ids, row.lengths, taps)
@@ -111,10 +122,14 @@ def prepare_row(
 
 
 def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Iterator[Tensor]:
-    """The head's output g [n_k, H] of each step, with gradient through the states that are fed back."""
-    layer, starts = head.midlayer, torch.tensor([0, *row.lengths[:-1]], device=row.ids.device).cumsum(0)
+    """The head's output g [n_k, H] of each step, with gradient through the states that are fed
+    back.
+    """
+    layer = head.midlayer
+    starts = torch.tensor([0, *row.lengths[:-1]], device=row.ids.device).cumsum(0)
     lengths = torch.tensor(row.lengths, device=row.ids.device)
-    positions = torch.arange(len(row.ids), device=row.ids.device) - starts.repeat_interleave(lengths)
+    document_starts = starts.repeat_interleave(lengths)
+    positions = torch.arange(len(row.ids), device=row.ids.device) - document_starts
     # The last row of a document reads a token of the next one; no loss row ever attends to it.
     z = head.fuse(row.taps.to(head.fc.weight.dtype))
     u = layer.inputs(head.embed(target, row.ids.roll(-1)).to(z.dtype), z)
@@ -135,7 +150,9 @@ def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Itera
         if k > 0:
             own.append(layer.key_value(u, *cos_sin))
         query = layer.query(u, *cos_sin)
-        attended = unroll_attention(query, keys, values, own, rows, row.lengths, head.config.sliding_window)
+        attended = unroll_attention(
+            query, keys, values, own, rows, row.lengths, head.config.sliding_window
+        )
         g = layer.output(z, attended)
         yield g
 
@@ -149,10 +166,11 @@ def unroll_attention(
     lengths: list[int],
     window: int | None = None,
 ) -> Tensor:
-    """Attention of one unroll step: step-0 keys of the document up to the row, and the row's own later keys.
+    """Attention of one unroll step: step-0 keys of the document up to the row, and the row's own
+    later keys.
 
-    query [h, n, d] of the rows `rows` [n]; keys, values [g, T, d] of step 0; own: k pairs [g, n, d], of steps 1..k.
-    Returns [h, n, d]. The softmax runs in float32 over [T_document + k] columns.
+    query [h, n, d] of the rows `rows` [n]; keys, values [g, T, d] of step 0; own: k pairs [g, n,
+    d], of steps 1..k. Returns [h, n, d]. The softmax runs in float32 over [T_document + k] columns.
     """
     groups = query.shape[0] // keys.shape[0]
     scale = 1 / math.sqrt(query.shape[-1])
@@ -174,7 +192,8 @@ def unroll_attention(
                 hidden |= own_rows + len(own) - column >= window
             scores = scores.masked_fill(hidden, float("-inf"))
             scores = torch.cat([scores, *(s[:, first:cut] for s in later)], -1) * scale
-            weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
+            precision = torch.promote_types(scores.dtype, torch.float32)
+            weights = scores.softmax(-1, dtype=precision).to(values.dtype)
             out = weights[..., : stop - start] @ values[:, start:stop]
             for j, (_, v) in enumerate(own):
                 out = out + weights[..., stop - start + j, None] * v[:, first:cut]
@@ -185,11 +204,13 @@ def unroll_attention(
 
 @dataclass(slots=True)
 class UnrollResult:
-    """Sums over the rows of one packed row, a value a step [K]. `loss_sums` has a gradient, the rest are counts.
+    """Sums over the rows of one packed row, a value a step [K]. `loss_sums` has a gradient, the
+    rest are counts.
 
-    correct: the head's first choice is the target's, over its whole vocabulary. joint_correct: so it was at all steps
-    so far. covered: the target's first choice can be drafted. `run` int64 [n_0] is how many steps in a row were right
-    from each row of step 0 on: what a chain drafted there would have had accepted.
+    correct: the head's first choice is the target's, over its whole vocabulary. joint_correct: so
+    it was at all steps so far. covered: the target's first choice can be drafted. `run` int64 [n_0]
+    is how many steps in a row were right from each row of step 0 on: what a chain drafted there
+    would have had accepted.
     """
 
     loss_sums: Tensor
@@ -201,7 +222,11 @@ class UnrollResult:
 
 
 def unroll_losses(
-    head: Eagle3Head, target: Target, row: TrainRow, steps: int, settings: LossSettings | None = None
+    head: Eagle3Head,
+    target: Target,
+    row: TrainRow,
+    steps: int,
+    settings: LossSettings | None = None,
 ) -> UnrollResult:
     """Losses and counts of all steps over one packed row."""
     settings = settings or LossSettings()
@@ -216,6 +241,7 @@ def unroll_losses(
         place = torch.searchsorted(row.rows[0], row.rows[k])
         joint = right & (run[place] == k)
         run[place] += joint.long()
-        counts.append(torch.stack([torch.tensor(len(right), device=right.device), right.sum(), joint.sum(), covered.sum()]))
-    number, correct, joint_correct, covered_count = torch.stack(counts, 1)
-    return UnrollResult(torch.stack(losses), number, correct, joint_correct, covered_count, run)
+        number = torch.tensor(len(right), device=right.device)
+        counts.append(torch.stack([number, right.sum(), joint.sum(), covered.sum()]))
+    rows, correct, joint_correct, covered_rows = torch.stack(counts, 1)
+    return UnrollResult(torch.stack(losses), rows, correct, joint_correct, covered_rows, run)

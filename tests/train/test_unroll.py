@@ -1,15 +1,18 @@
-"""The unroll against an explicit chain per prefix, its mask against the definition, and its invariances."""
+"""The unroll against an explicit chain per prefix, its mask against the definition, and its
+invariances.
+"""
 
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from headsmith.data.pack import Row
 from headsmith.models.eagle3 import Eagle3Head, rotate
 from headsmith.models.target import Target
 from headsmith.train.loss import KlOverDraftIds, LossSettings, step_loss
 from headsmith.train.unroll import TrainRow, loss_rows, prepare_row, unroll, unroll_losses
-from torch import Tensor
 
 STEPS = 4
 
@@ -38,7 +41,9 @@ def make_row(lengths: list[int], starts: list[int], seed: int = 0) -> Row:
     return Row(ids, torch.cat(masks), lengths)
 
 
-def explicit_chain(head: Eagle3Head, target: Target, ids: Tensor, taps: Tensor, row: int, step: int) -> Tensor:
+def explicit_chain(
+    head: Eagle3Head, target: Target, ids: Tensor, taps: Tensor, row: int, step: int
+) -> Tensor:
     """g of `row` at `step`, by decoding the chain from its prefix one token at a time."""
     states = list(head.fuse(taps[: row + 1]))
     entries = [(ids[j + 1], states[j], j) for j in range(row + 1)]
@@ -49,7 +54,9 @@ def explicit_chain(head: Eagle3Head, target: Target, ids: Tensor, taps: Tensor, 
     return g
 
 
-def last_output(head: Eagle3Head, target: Target, entries: list[tuple[Tensor, Tensor, int]]) -> Tensor:
+def last_output(
+    head: Eagle3Head, target: Target, entries: list[tuple[Tensor, Tensor, int]]
+) -> Tensor:
     """The layer's output [H] at the last entry; plain softmax over all entries, head by head."""
     layer, d = head.midlayer, head.config.head_dim
     e = target.embed(torch.stack([token for token, _, _ in entries]))
@@ -63,7 +70,8 @@ def last_output(head: Eagle3Head, target: Target, entries: list[tuple[Tensor, Te
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     group = q.shape[0] // k.shape[0]
     out = [
-        ((q[h, -1] @ k[h // group].T) / d**0.5).softmax(-1) @ v[h // group] for h in range(q.shape[0])
+        ((q[h, -1] @ k[h // group].T) / d**0.5).softmax(-1) @ v[h // group]
+        for h in range(q.shape[0])
     ]
     residual = layer.hidden_norm(z[-1]) if head.config.norm_before_residual else z[-1]
     r = residual + layer.self_attn.o_proj(torch.cat(out))
@@ -107,9 +115,11 @@ def test_a_step_that_saw_other_rows_later_keys_would_be_caught(target: Target) -
 
 def brute_force(row: Row, steps: int) -> list[list[int]]:
     documents, mask = row.documents.tolist(), row.mask.tolist()
+
     def counts(i: int, k: int) -> bool:
         ahead = range(i + 1, i + k + 3)
         return all(j < len(mask) and mask[j] and documents[j] == documents[i] for j in ahead)
+
     return [[i for i in range(len(mask)) if counts(i, k)] for k in range(steps)]
 
 
@@ -123,7 +133,9 @@ def test_loss_rows_follow_the_definition(seed: int) -> None:
 
 
 def test_first_draft_of_an_answer_is_trained_and_nothing_behind_its_end() -> None:
-    row = Row(torch.zeros(10, dtype=torch.long), torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 0, 0]).bool(), [10])
+    row = Row(
+        torch.zeros(10, dtype=torch.long), torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 0, 0]).bool(), [10]
+    )
     assert loss_rows(row, 2)[0].tolist() == [2, 3, 4]
     assert loss_rows(row, 2)[1].tolist() == [2, 3]
 
@@ -138,13 +150,17 @@ def test_loss_sums_do_not_depend_on_packing(target: Target, name: str) -> None:
     head, settings = make_head(target), LossSettings(name)  # type: ignore[arg-type]
     lengths, starts = [9, 14, 11], [1, 5, 3]
     packed = make_row(lengths, starts)
+
     def result(row: Row) -> Tensor:
         prepared = prepare_row(target, head.draft_ids, row, head.taps, STEPS)
         return unroll_losses(head, target, prepared, STEPS, settings).loss_sums.detach()
+
     apart = torch.zeros(STEPS, dtype=torch.float64)
     begin = 0
     for length in lengths:
-        alone = Row(packed.ids[begin : begin + length], packed.mask[begin : begin + length], [length])
+        alone = Row(
+            packed.ids[begin : begin + length], packed.mask[begin : begin + length], [length]
+        )
         apart += result(alone)
         begin += length
     assert torch.allclose(result(packed), apart, rtol=1e-6)
@@ -188,9 +204,15 @@ def test_rows_whose_first_choice_cannot_be_drafted_do_not_train_kl() -> None:
 
 
 def test_lk_counts_the_mass_that_cannot_be_drafted() -> None:
-    """Where the draft ids hold half of the target's probability, no head is accepted more than half the time."""
+    """Where the draft ids hold half of the target's probability, no head is accepted more than
+    half the time.
+    """
     teacher = torch.log(torch.tensor([[0.25, 0.25]]))
     loss = step_loss(
-        LossSettings("lk", kl_scale=0.0), torch.zeros(1, 2), teacher, torch.zeros(1), torch.tensor([True])
+        LossSettings("lk", kl_scale=0.0),
+        torch.zeros(1, 2),
+        teacher,
+        torch.zeros(1),
+        torch.tensor([True]),
     )
     assert loss == pytest.approx(0.5)
