@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported. Tests are many small operations, which more threads only slow down.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -14,6 +15,10 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest  # noqa: E402
 
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -42,3 +47,51 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data in {folder}: set HEADSMITH_SHARED")
     return folder
+
+
+def byte_tokenizer() -> Any:
+    """Every byte is a token; ChatML around the turns."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """A tokenizer whose tokens are bytes, with a ChatML template."""
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 8 blocks and 300 ids, with a byte tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("target")
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -1,32 +1,12 @@
-"""A tiny random target with a byte tokenizer, and conversations to train a head on."""
+"""Conversations to train a head on, and a recipe that does."""
 
 import json
 import random
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WORDS = "one two three red green blue tea milk sun moon sea hill".split()
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token; ChatML around the turns."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>"
-    )
-    fast.chat_template = TEMPLATE
-    return fast
 
 
 def write_conversations(path: Path, count: int, seed: int = 0) -> Path:
@@ -43,25 +23,9 @@ def write_conversations(path: Path, count: int, seed: int = 0) -> Path:
 
 
 @pytest.fixture(scope="session")
-def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("target")
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=300,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    torch.manual_seed(7)
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+def target_dir(tiny_target_dir: Path) -> Path:
+    """Training is tested on a tiny random target."""
+    return tiny_target_dir
 
 
 @pytest.fixture(scope="session")
