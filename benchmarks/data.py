@@ -1,7 +1,7 @@
 """What the data room costs: `python benchmarks/data.py [--target T] [--source FILE]`.
 
 Prints CPU seconds (the machine may be shared) for masking one conversation of 256 turns, for
-counting and choosing a draft vocabulary, and conversations a second of `prepare`.
+counting and choosing a draft vocabulary, and rows a second of `prepare`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def preparation(tokenizer: Any, source: Path | None, rows: int) -> None:
         info = prepare(source, tokenizer, Path(folder) / "out", max_rows=rows).info
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     print(
-        f"prepare {info['read']:,} conversations, {info['tokens']:,} tokens kept: "
-        f"{info['read'] / cpu:.0f} conversations/s CPU, {info['read'] / wall:.0f} wall, "
+        f"prepare {info['read']:,} records, {info['rows']:,} rows, {info['tokens']:,} tokens: "
+        f"{info['rows'] / cpu:.0f} rows/s CPU, {info['rows'] / wall:.0f} wall, "
         f"{info['tokens'] / cpu:,.0f} tokens/s CPU"
     )
 

@@ -104,14 +104,16 @@ class RowWriter:
 
     def _batches(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
         rendered = self._rendered()
-        while batch := list(islice(rendered, _BATCH)):
+        while batch := list(islice(rendered, min(_BATCH, self._wanted()))):
             texts, spans = zip(*batch, strict=True)
             encoded = self.masker.tokenize(texts, spans)
             yield [row for ids, mask in encoded if (row := self._take(ids, mask))]
             if self.progress:
                 self.progress(self.conversations.progress, self.rows)
-            if self.rows == self.limits.max_rows:
-                return
+
+    def _wanted(self) -> int:
+        """Rows still to find; nothing is read that would not be used or counted."""
+        return _BATCH if self.limits.max_rows is None else self.limits.max_rows - self.rows
 
     def _rendered(self) -> Iterator[tuple[str, list[Span]]]:
         for messages in self.conversations:
@@ -133,8 +135,6 @@ class RowWriter:
 
     def _take(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """The row to keep, cut where it must be and counted; None if it is not used."""
-        if self.rows == self.limits.max_rows:
-            return None
         mask = mask[: self.limits.max_length]
         used = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0
         overlong = len(ids) > self.limits.max_length

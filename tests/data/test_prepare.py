@@ -98,10 +98,10 @@ def test_a_question_after_the_last_answer_is_left_off(
 def test_max_rows_stops_reading(
     tokenizer: Any, chat: Any, write_source: Any, tmp_path: Path
 ) -> None:
-    source = write_source([chat(f"q{i}", "a") for i in range(300)])
+    source = write_source([chat(f"q{i // 2}", "a") for i in range(600)])
     prepared = prepare(source, tokenizer, tmp_path, max_rows=70)
     assert len(prepared.dataset) == 70
-    assert prepared.info["read"] < 300
+    assert prepared.counts == {"duplicate": 69} and prepared.info["read"] == 139
     assert "q69" in tokenizer.decode(prepared.dataset[69]["input_ids"])
 
 
@@ -256,7 +256,7 @@ def test_held_out_prompts_share_no_question_with_the_rows(
     assert prepared.held_out is not None
     lines = [json.loads(line) for line in prepared.held_out.read_text().splitlines()]
     assert len(lines) == prepared.info["held_out"] > 0
-    assert len(lines) + len(prepared.dataset) == 80
+    assert len(lines) + len(prepared.dataset) == prepared.info["read"] == 80
     asked = {line["messages"][0]["content"] for line in lines}
     assert 4 < len(asked) < 20
     assert all(line["messages"][-1] == {"role": "user", "content": "then?"} for line in lines)
