@@ -85,12 +85,12 @@ class Layer(nn.Module):
     def output(self, z: Tensor, attended: Tensor) -> Tensor:
         """Residual state z [n, H] and attention output [h, n, d] -> g [n, H]."""
         residual = self.hidden_norm(z) if self.config.norm_before_residual else z
-        merged = attended.transpose(0, 1).reshape(z.shape[0], -1)
+        merged = attended.transpose(0, 1).flatten(1)
         r = residual + self.self_attn.o_proj(merged)
         return r + self.mlp(self.post_attention_layernorm(r))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, self.config.head_dim).transpose(0, 1)
+        return x.unflatten(1, (x.shape[1] // self.config.head_dim, self.config.head_dim)).transpose(0, 1)
 
 
 class Eagle3Head(nn.Module):
