@@ -97,7 +97,7 @@ def inspect(
     """Print conversations of SOURCE, or of prepared data, with the trained tokens coloured."""
     from rich.console import Console
 
-    from headsmith.data.inspect import inspect as inspect_data
+    from headsmith.data.show import inspect as inspect_data
 
     if number < 1:
         raise HeadsmithError(f"--number is {number}; it must be at least 1")

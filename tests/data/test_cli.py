@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from headsmith.cli import cli, run
-from headsmith.data.inspect import coloured, totals
 from headsmith.data.mask import Encoded, encode
 from headsmith.data.prepare import load_prepared, prepare
+from headsmith.data.show import coloured, totals
 
 
 @pytest.fixture
