@@ -5,7 +5,7 @@ simply overwritten.
 import torch
 from torch import Tensor
 
-from headsmith.models.attention import Span
+from headsmith.models.attention import Span, Stack
 
 
 class KeyValueCache:
@@ -36,6 +36,22 @@ class KeyValueCache:
         keys[:, begin:end], values[:, begin:end] = key, value
         return keys[:, :end], values[:, :end]
 
+    def extend_all(
+        self, layer: int, stack: Stack, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Store key [g, B * n, d] of a stack; returns all rows up to the longest end, [B, g, end, d] each."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._empty(key), self._empty(value))
+        batch, n = stack.rows.shape
+        end = stack.mask.shape[-1]
+        assert end <= self.capacity, f"slots of {self.capacity} tokens cannot hold {end}"
+        found = []
+        for store, new in zip(self._layers[layer], (key, value), strict=True):
+            store[stack.slots[:, None], :, stack.rows] = new.view(new.shape[0], batch, n, -1).permute(1, 2, 0, 3)
+            whole = stack.ordered and batch == self.slots
+            found.append(store[:, :, :end] if whole else store[stack.slots, :, :end])
+        return found[0], found[1]
+
     def keep(self, slot: int, start: int, nodes: list[int]) -> None:
         """Move the tree nodes behind `start` that were accepted to the consecutive rows start,
         start + 1, ...
@@ -49,4 +65,5 @@ class KeyValueCache:
 
     def _empty(self, like: Tensor) -> Tensor:
         groups, _, d = like.shape
-        return like.new_empty(self.slots, groups, self.capacity, d)
+        # Zeros, for stacked attention multiplies stale rows by zero, and garbage may be NaN.
+        return like.new_zeros(self.slots, groups, self.capacity, d)

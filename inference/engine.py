@@ -96,7 +96,7 @@ class Decoder:
                 self._prefill(fresh)
             else:
                 self._step(active)
-            active += fresh
+            active = sorted(active + fresh, key=lambda a: a.slot)
             for done in (a for a in active if a.finished is not None):
                 responses[done.index] = response = self._finish(done)
                 if on_response is not None:

@@ -11,7 +11,7 @@ heads, d head size.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -56,13 +56,47 @@ class Span:
         return self.start + self.depths[-self.length :].to(device)
 
 
-class KeyValueStore(Protocol):
-    """What attention needs of a cache: store new keys and values of a span, give back the whole
-    prefix.
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """B spans of one length n, to attend in one call. Made once a pass, read by every layer.
+
+    Their slots int64 [B], the cache rows of their tokens int64 [B, n], and who sees whom up to the
+    longest end: mask bool [B, 1, n, end]. `ordered` when the slots are 0..B-1.
     """
+
+    slots: Tensor
+    rows: Tensor
+    mask: Tensor
+    ordered: bool
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], window: int | None, device: torch.device) -> "Stack":
+        """Stack spans of equal length."""
+        n, end = spans[0].length, max(span.offset + span.length for span in spans)
+        mask = torch.zeros(len(spans), 1, n, end, dtype=torch.bool, device=device)
+        for row, span in zip(mask, spans, strict=True):
+            total = span.offset + n
+            seen = visible(span, total, window, device)
+            row[0, :, :total] = True if seen is None else seen
+        slots = [span.slot for span in spans]
+        offsets = torch.tensor([[span.offset] for span in spans], device=device)
+        return cls(
+            torch.tensor(slots, device=device),
+            offsets + torch.arange(n, device=device),
+            mask,
+            slots == list(range(len(spans))),
+        )
+
+
+class KeyValueStore(Protocol):
+    """What attention needs of a cache: store new keys and values, give back the whole prefixes."""
 
     def extend(
         self, layer: int, span: Span, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def extend_all(
+        self, layer: int, stack: Stack, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -84,6 +118,7 @@ def ragged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    stacks: dict[int | None, Stack] | None = None,
 ) -> Tensor:
     """Attend within each span and its cached prefix.
 
@@ -92,6 +127,12 @@ def ragged_attention(
     the number of latest positions a token sees (itself included), `softcap` the tanh cap of the
     scores, `sinks` [h] the learned scores of gpt-oss. Returns [h, T, d_v], or [h, spans, d_v].
     """
+    plain = softcap is None and sinks is None and not last_only
+    if plain and cache is not None and _stackable(spans):
+        stacks = {} if stacks is None else stacks
+        if window not in stacks:
+            stacks[window] = Stack.of(spans, window, query.device)
+        return _attend_stacked(query, key, value, stacks[window], layer, cache, scale)
     outputs, begin = [], 0
     for index, span in enumerate(spans):
         end = begin + span.length
@@ -130,6 +171,33 @@ def visible(span: Span, total: int, window: int | None, device: torch.device) ->
         )
         mask &= span.positions(device)[:, None] - seen[None, :] < limit
     return mask
+
+
+def _stackable(spans: Sequence[Span]) -> bool:
+    """Several requests with the same small number of new tokens: one call beats one a request."""
+    n = spans[0].length
+    # A long prefill would spend its mask on tokens that causal order already hides.
+    return len(spans) > 1 and n <= 128 and all(span.length == n for span in spans)
+
+
+def _attend_stacked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    stack: Stack,
+    layer: int,
+    cache: KeyValueStore,
+    scale: float | None,
+) -> Tensor:
+    """All spans of a stack at once; shorter prefixes read stale rows of their slots, which the mask hides."""
+    heads, total, d = query.shape
+    batch, n = stack.rows.shape
+    keys, values = cache.extend_all(layer, stack, key, value)
+    groups, shared = heads // key.shape[0], key.shape[0]
+    packed = query.view(heads, batch, n, d).transpose(0, 1).reshape(batch, shared, groups * n, d)
+    rows = stack.mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(packed, keys, values, attn_mask=rows, scale=scale)
+    return out.reshape(batch, heads, n, -1).transpose(0, 1).reshape(heads, total, -1)
 
 
 def _attend(
@@ -178,7 +246,9 @@ def _explicit(
     heads, n, d = query.shape
     groups = heads // keys.shape[0]
     keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
-    scores = (query @ keys.transpose(1, 2)).float() * (d**-0.5 if scale is None else scale)
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ keys.transpose(1, 2)).to(precision)
+    scores = scores * (d**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is None:
@@ -186,7 +256,7 @@ def _explicit(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
-        scores = torch.cat([scores, sinks.float()[:, None, None].expand(heads, n, 1)], dim=-1)
+        scores = torch.cat([scores, sinks.to(precision)[:, None, None].expand(heads, n, 1)], dim=-1)
         weights = scores.softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
@@ -197,6 +267,7 @@ def _explicit(
 class _Pass:
     spans: Sequence[Span]
     cache: KeyValueStore | None
+    stacks: dict[int | None, Stack] = field(default_factory=dict)
 
 
 # The pass that the target is running: transformers' models do not all hand keyword arguments down
