@@ -21,7 +21,7 @@ from headsmith.models import embedded
 _CONTENT = "\ue000answer\ue001"
 
 
-def locate(path: str) -> tuple[str, dict[str, str]]:
+def locate(path: str, weights: bool = True) -> tuple[str, dict[str, str]]:
     """Where a target is: (folder or Hub id, further arguments of from_pretrained).
 
     Raises HeadsmithError when `path` is neither a folder with a model, a GGUF file, nor of the form
@@ -38,7 +38,7 @@ def locate(path: str) -> tuple[str, dict[str, str]]:
             )
         return str(place.parent), {"gguf_file": place.name}
     if place.is_dir():
-        if not (place / "config.json").is_file():
+        if weights and not (place / "config.json").is_file():
             raise HeadsmithError(f"{path} holds no config.json: it is not a model folder")
         return str(place), {}
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
@@ -77,11 +77,11 @@ def load_model(
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The target's tokenizer alone."""
-    place, extra = locate(path)
+    """The target's tokenizer alone; the folder need not hold the model."""
+    place, extra = locate(path, weights=False)
     try:
         return AutoTokenizer.from_pretrained(place, revision=revision, **extra)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the tokenizers library raises bare exceptions
         reason = " ".join(str(error).split())[:300]
         raise HeadsmithError(f"{path} holds no tokenizer that could be loaded: {reason}") from error
 

@@ -109,8 +109,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     for source, place, words in (
         (tmp_path / "no.json", target, "check the path"),
         (empty, target, "is empty"),
-        (empty, tmp_path / "no-target", "there is no target at"),
-        (empty, tmp_path, "gives no tokenizer"),
+        (empty, tmp_path / "no-target", "does not exist"),
+        (empty, tmp_path, "holds no tokenizer"),
     ):
         code, _, err = headsmith("data", command, source, "--target", place)
         assert code == 2
