@@ -13,7 +13,7 @@ from headsmith.errors import HeadsmithError
 from headsmith.files import write_text
 from headsmith.inference.engine import Decoder
 from headsmith.inference.prompts import Conversation, RequestBuilder, load_prompts
-from headsmith.inference.records import Request
+from headsmith.inference.records import Request, Response
 from headsmith.models.target import Target
 
 
@@ -37,52 +37,51 @@ def regenerate(
     partial = out.with_name(f".{out.name}.partial")
     done = _read_lines(out) | _read_lines(partial)
     todo = [c for c in conversations if c.id not in done]
-    counts = {"kept": len(conversations) - len(todo), "answered": 0, "empty": 0}
-    decoder = Decoder(target, batch=batch, max_new_tokens=max_new_tokens)
-    builder = RequestBuilder(target.tokenizer, target.max_context)
+    kept = len(conversations) - len(todo)
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "a", encoding="utf-8") as file:
-        for begin in range(0, len(todo), 4 * batch):
-            for line in _answer(decoder, builder, todo[begin : begin + 4 * batch]):
-                counts["empty" if line.get("empty") else "answered"] += 1
-                done[line["id"]] = line
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                file.flush()
+
+        def finished(line: dict[str, Any]) -> None:
+            done[line["id"]] = line
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
             if progress is not None:
-                progress(counts["kept"] + counts["answered"] + counts["empty"], len(conversations))
-    lines = [done[c.id] for c in conversations if c.id in done and not done[c.id].get("empty")]
+                progress(sum(c.id in done for c in conversations), len(conversations))
+
+        decoder = Decoder(target, batch=batch, max_new_tokens=max_new_tokens)
+        _answer(decoder, RequestBuilder(target.tokenizer, target.max_context), todo, finished)
+    lines = [done[c.id] for c in conversations if not done[c.id].get("empty")]
     write_text(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     partial.unlink(missing_ok=True)
-    return counts
+    empty = sum(bool(done[c.id].get("empty")) for c in todo)
+    return {"kept": kept, "answered": len(todo) - empty, "empty": empty}
 
 
 def _answer(
-    decoder: Decoder, builder: RequestBuilder, group: Sequence[Conversation]
-) -> list[dict[str, Any]]:
-    """Answer all turns of a group of conversations, the first turns of all together, then the
-    second ones.
-    """
-    answers: dict[str, list[str]] = {c.id: [] for c in group}
-    finish: dict[str, list[str]] = {c.id: [] for c in group}
-    for turn in range(max(len(c.turns) for c in group)):
-        open_ones = [c for c in group if len(c.turns) > turn and all(answers[c.id])]
-        # Alike lengths together, so that a batch ends at about the same time.
-        requests = sorted(
-            (_request(builder, c, turn, answers[c.id]) for c in open_ones), key=_length
-        )
-        for response in decoder.generate(requests)[0]:
-            text = str(
-                builder.tokenizer.decode(response.output_ids, skip_special_tokens=True)
-            ).strip()
-            answers[response.request.conversation].append(text)
-            finish[response.request.conversation].append(response.finish_reason)
-    return [_line(c, answers[c.id], finish[c.id]) for c in group]
+    decoder: Decoder,
+    builder: RequestBuilder,
+    conversations: Sequence[Conversation],
+    finished: Callable[[dict[str, Any]], None],
+) -> None:
+    """Answer the first turns of all, then the second ones, and so on; `finished` gets each line."""
+    by_id = {c.id: c for c in conversations}
+    answers: dict[str, list[str]] = {c.id: [] for c in conversations}
+    reasons: dict[str, list[str]] = {c.id: [] for c in conversations}
 
+    def collect(response: Response) -> None:
+        conversation = by_id[response.request.conversation]
+        text = builder.tokenizer.decode(response.output_ids, skip_special_tokens=True)
+        answers[conversation.id].append(str(text).strip())
+        reasons[conversation.id].append(response.finish_reason)
+        given = answers[conversation.id]
+        if not given[-1] or len(given) == len(conversation.turns):
+            finished(_line(conversation, given, reasons[conversation.id]))
 
-def _request(
-    builder: RequestBuilder, conversation: Conversation, turn: int, answers: list[str]
-) -> Request:
-    return builder.build(conversation, turn, answers)
+    for turn in range(max((len(c.turns) for c in conversations), default=0)):
+        open_ones = [c for c in conversations if len(c.turns) > turn and all(answers[c.id])]
+        requests = [builder.build(c, turn, answers[c.id]) for c in open_ones]
+        # Alike lengths together: a pass reads every cache up to the longest of its requests.
+        decoder.generate(sorted(requests, key=_length), collect)
 
 
 def _length(request: Request) -> int:
