@@ -9,6 +9,7 @@ Shapes: n rows, m taps, H_t target width, H head width, h heads, g key/value hea
 draft vocabulary.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -54,6 +55,21 @@ class Projections(nn.Module):
         self.o_proj = nn.Linear(config.num_heads * d, config.hidden_size, bias=False)
 
 
+class Rotary(LlamaRotaryEmbedding):
+    """RoPE whose frequencies stay float32 whatever dtype the head is moved to: in bfloat16 the
+    angles of late positions would be wrong by whole turns.
+    """
+
+    inv_freq: Tensor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        kept = {name: buffer for name, buffer in self.named_buffers()}
+        super()._apply(fn, recurse)
+        for name, buffer in kept.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
+
+
 class Layer(nn.Module):
     """The head's decoder layer, in the parts that decoding and the training unroll put together
     differently.
@@ -90,7 +106,9 @@ class Layer(nn.Module):
         return r + self.mlp(self.post_attention_layernorm(r))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (x.shape[1] // self.config.head_dim, self.config.head_dim)).transpose(0, 1)
+        return x.unflatten(1, (x.shape[1] // self.config.head_dim, self.config.head_dim)).transpose(
+            0, 1
+        )
 
 
 class Eagle3Head(nn.Module):
@@ -116,7 +134,7 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.embed_tokens: nn.Embedding | None = None
         self.register_buffer("draft_ids", draft_ids.long(), persistent=False)
-        self.rotary = LlamaRotaryEmbedding(
+        self.rotary = Rotary(
             LlamaConfig(
                 hidden_size=config.hidden_size,
                 num_attention_heads=config.num_heads,
@@ -197,6 +215,11 @@ class Eagle3Head(nn.Module):
                 )
         head.load_state_dict(tensors)
         if embedding is not None:
+            if embedding.shape != (config.vocab_size, config.hidden_size):
+                raise HeadsmithError(
+                    f"head {path}: embed_tokens.weight is {list(embedding.shape)}, its config asks "
+                    f"for {[config.vocab_size, config.hidden_size]}"
+                )
             head.embed_tokens = nn.Embedding.from_pretrained(embedding.clone())
         bad = next(
             (name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None

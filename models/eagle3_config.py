@@ -143,6 +143,7 @@ class Eagle3Config:
                 attention_bias=bool(body.get("attention_bias", False)),
                 mlp_bias=bool(body.get("mlp_bias", False)),
                 sliding_window=_window(body),
+                initializer_range=body.get("initializer_range", 0.02),
                 bos_token_id=body.get("bos_token_id"),
                 eos_token_id=body.get("eos_token_id"),
                 pad_token_id=body.get("pad_token_id"),
@@ -231,7 +232,7 @@ def _default_taps(num_target_layers: int | None, strict: bool = True) -> tuple[i
         raise HeadsmithError(
             "its config names no taps; the number of the target's blocks is needed"
         )
-    return (2, num_target_layers // 2, num_target_layers - 3)
+    return tuple(sorted((2, num_target_layers // 2, num_target_layers - 3)))
 
 
 def _rope(body: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,19 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HeadsmithError(f"{path} is not valid JSON ({error}); it may be cut off") from error
+    if not isinstance(raw, dict):
+        raise HeadsmithError(f"{path} holds no JSON object; it was not written for a head")
     return raw
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    # A cut-off or hostile pickle can raise nearly anything.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HeadsmithError(f"{path} cannot be read ({reason}); it may be cut off") from error
+    return tensors
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -115,7 +127,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     elif index.is_file():
         files = [path / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
     elif pickled.is_file():
-        return torch.load(pickled, map_location="cpu", weights_only=True)
+        return _unpickle(pickled)
     else:
         raise HeadsmithError(
             f"head {path} has no weights: neither model.safetensors nor pytorch_model.bin"

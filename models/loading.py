@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -18,6 +19,16 @@ from transformers.utils import logging as transformers_logging
 from headsmith.errors import HeadsmithError
 from headsmith.models import embedded
 
+# What transformers raises for a folder that holds no model it can read, cut-off files included.
+_FAULTS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    TypeError,
+    SafetensorError,
+)
 _CONTENT = "\ue000answer\ue001"
 
 
@@ -62,7 +73,7 @@ def load_model(
         model, report = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, output_loading_info=True, **arguments
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
+    except _FAULTS as error:
         reason = " ".join(str(error).split())[:300]
         raise HeadsmithError(
             f"target {path} could not be loaded as a causal language model: {reason}"

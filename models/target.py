@@ -216,12 +216,13 @@ class Target:
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             seen[self.num_layers] = (output[0] if isinstance(output, tuple) else output)[0]
 
+        outside = [tap for tap in taps if not 0 <= tap <= self.num_layers]
+        if outside:
+            raise HeadsmithError(
+                f"tap {outside[0]} is outside 0..{self.num_layers} of the target {self.path}"
+            )
         handles = []
         for tap in taps:
-            if not 0 <= tap <= self.num_layers:
-                raise HeadsmithError(
-                    f"tap {tap} is outside 0..{self.num_layers} of the target {self.path}"
-                )
             if tap == self.num_layers:
                 handles.append(self._blocks[-1].register_forward_hook(after))
             else:
