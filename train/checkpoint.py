@@ -4,7 +4,7 @@
       run.json             the recipe, and the names of all that this run wrote here
       metrics.jsonl        one line an optimiser step
       validation.jsonl     one line a validated checkpoint
-      step-000123/         config.json, model.safetensors, headsmith.json, state.pt
+      step-000123/         config.json, model.safetensors, headsmith.json, trainer.state
       latest, best         relative links to checkpoints; best has the highest tau
 
 Only names that run.json lists are ever removed.
@@ -26,19 +26,24 @@ import torch
 
 from headsmith.errors import EnvironmentFault, HeadsmithError
 from headsmith.files import atomic_folder, write_json, write_text
+from headsmith.inference.environment import weights_sha256
 from headsmith.train.recipe import Recipe
 
 SCHEMA = "headsmith.run/1"
-STATE = "state.pt"
+# Not a name ending in .pt: what hashes or loads a head's weights must not take it for one.
+STATE = "trainer.state"
 
 
 @dataclass(slots=True)
 class Run:
-    """An output folder that one recipe owns. Only rank 0 writes."""
+    """An output folder that one recipe owns. Only rank 0 writes.
+
+    `inputs`: fingerprints of the target and the prepared data, which the recipe only names.
+    """
 
     folder: Path
     recipe: Recipe
-    data: str
+    inputs: dict[str, str]
     keep: int
     wrote: list[str] = field(default_factory=list)
 
@@ -58,6 +63,8 @@ class Run:
         self.claim(path.name)
         with atomic_folder(path) as temporary:
             head.save(temporary)
+            digest = weights_sha256(temporary)
+            about = {**about, "head": {**about["head"], "sha256": digest}}
             write_json(temporary / "headsmith.json", about)
             torch.save(dict(state), temporary / STATE)
         self._link("latest", path)
@@ -118,7 +125,7 @@ class Run:
             {
                 "schema": SCHEMA,
                 "fingerprint": self.recipe.fingerprint(),
-                "data": self.data,
+                "inputs": self.inputs,
                 "recipe": self.recipe.model_dump(mode="json"),
                 "wrote": self.wrote,
             },
@@ -158,22 +165,26 @@ class Run:
         self.write_manifest()
 
 
-def open_run(recipe: Recipe, data: str, resume: bool | None = None, overwrite: bool = False) -> Run:
-    """The run in `recipe.output.dir`; `data` names the prepared data that its order refers to.
+def open_run(
+    recipe: Recipe, inputs: dict[str, str], resume: bool | None = None, overwrite: bool = False
+) -> Run:
+    """The run in `recipe.output.dir`; for `inputs` see `Run`.
 
     A folder with this recipe's run is continued. Another recipe's run is refused, unless `resume`
     continues it all the same or `overwrite` removes it. With `resume=False` any run is refused.
     """
     folder = Path(recipe.output.dir)
-    run = Run(folder, recipe, data, recipe.output.keep_checkpoints)
+    run = Run(folder, recipe, inputs, recipe.output.keep_checkpoints)
     old = _manifest(folder)
     if old is not None and overwrite:
         for name in old["wrote"]:
             _remove(folder / name)
         old = None
     if old is not None:
-        _check_same(old, run, resume)
         run.wrote = list(old["wrote"])
+        # Without a checkpoint there is nothing to continue and nothing to lose.
+        if run.checkpoints():
+            _check_same(old, run, resume)
     _sweep(folder, run.wrote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,9 +199,9 @@ def open_run(recipe: Recipe, data: str, resume: bool | None = None, overwrite: b
     return run
 
 
-def join_run(recipe: Recipe, data: str) -> Run:
+def join_run(recipe: Recipe, inputs: dict[str, str]) -> Run:
     """The run that rank 0 opened, for the other ranks."""
-    run = Run(Path(recipe.output.dir), recipe, data, recipe.output.keep_checkpoints)
+    run = Run(Path(recipe.output.dir), recipe, inputs, recipe.output.keep_checkpoints)
     run.wrote = list((_manifest(run.folder) or {"wrote": []})["wrote"])
     return run
 
@@ -234,13 +245,13 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 def _check_same(old: Mapping[str, Any], run: Run, resume: bool | None) -> None:
     """Refuse to continue a run that is another one, or any run if `resume` is False."""
-    same = (old["fingerprint"], old["data"]) == (run.recipe.fingerprint(), run.data)
-    if resume or (same and resume is None):
+    same = old["fingerprint"] == run.recipe.fingerprint()
+    changed = [name for name, value in run.inputs.items() if old["inputs"].get(name) != value]
+    if resume or (same and not changed and resume is None):
         return
     if same:
         whose = "a run of this recipe"
-    elif old["fingerprint"] == run.recipe.fingerprint():
-        whose = "a run of this recipe on other data: the source or the tokenizer has changed"
+        whose += f", but the {' and the '.join(changed)} behind it changed" if changed else ""
     else:
         whose = f"another recipe's run ({_difference(old['recipe'], run.recipe)})"
     raise HeadsmithError(

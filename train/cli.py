@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from headsmith.train.recipe import load_recipe
+from headsmith.errors import HeadsmithError
+from headsmith.train.recipe import Recipe, load_recipe
 
 
 @click.command("train", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,6 +36,7 @@ def train(
     if overwrite and resume:
         raise click.UsageError("--resume continues a run and --overwrite removes it: give one")
     settings = load_recipe(recipe, overrides)
+    _check_draft(settings)
     if plan:
         from headsmith.train.plan import print_plan
 
@@ -43,3 +45,13 @@ def train(
     from headsmith.train.loop import train as run
 
     click.echo(f"the head to use: {run(settings, resume=resume, overwrite=overwrite)}", err=True)
+
+
+def _check_draft(recipe: Recipe) -> None:
+    """Not a rule of the recipe's own, because reading one imports no torch."""
+    from headsmith.inference.tree import parse_shape
+
+    try:
+        parse_shape(recipe.validation.draft)
+    except HeadsmithError as error:
+        raise HeadsmithError(f"validation.draft: {error}") from error

@@ -23,7 +23,14 @@ from headsmith.train.checkpoint import Run, join_run, open_run, random_state, re
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.interrupt import Interrupt
 from headsmith.train.optimiser import build_optimisers
-from headsmith.train.parts import describe, load_head, load_target, make_accelerator, new_head
+from headsmith.train.parts import (
+    describe,
+    load_head,
+    load_target,
+    make_accelerator,
+    new_head,
+    provenance,
+)
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
@@ -47,10 +54,10 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     say(describe(corpus, recipe.data.source))
     requests = validation_requests(recipe.validation, target, corpus)
 
-    data = corpus.prepared.fingerprint
+    inputs = {"target": target.fingerprint(), "data": corpus.prepared.fingerprint}
     with accelerator.main_process_first():
         first = accelerator.is_main_process
-        run = open_run(recipe, data, resume, overwrite) if first else join_run(recipe, data)
+        run = open_run(recipe, inputs, resume, overwrite) if first else join_run(recipe, inputs)
     found = run.load()
 
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
@@ -121,7 +128,9 @@ class Trainer:
                 "optimisers": [optimiser.state_dict() for optimiser in stepper.optimisers],
                 "random": states,
             }
-            self.run.save(self.step, stepper.head, state, self.provenance())
+            about = provenance(self.recipe, stepper.target, stepper.head, self.corpus)
+            about["training"] = {"step": self.step, "tokens": self.tokens}
+            self.run.save(self.step, stepper.head, state, about)
         stepper.accelerator.wait_for_everyone()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -151,9 +160,6 @@ class Trainer:
             )
         accelerator.wait_for_everyone()
         interrupt.deferred = True
-
-    def provenance(self) -> dict[str, Any]:
-        return {}
 
     def finish(self) -> Path:
         """The checkpoint to use: the one with the highest tau, or the last one."""

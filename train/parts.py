@@ -6,14 +6,17 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
+from headsmith import __version__
 from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus
 from headsmith.train.recipe import Recipe, locate
@@ -30,13 +33,19 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     """
     forced = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     cpu = forced or not torch.cuda.is_available()
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=cpu,
         mixed_precision="no",
         log_with=check_tracker(recipe.output.tracker),
         project_dir=recipe.output.dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+        raise HeadsmithError(
+            f"{accelerator.distributed_type.value} shards the optimiser, which resume cannot "
+            "restore yet; launch with whole heads: recipes/accelerate/gpu-8.yaml"
+        )
+    return accelerator
 
 
 def load_target(recipe: Recipe, device: torch.device) -> Target:
@@ -51,7 +60,17 @@ def new_head(
     """A fresh float32 head with a draft vocabulary from the data, or the one to start from."""
     section = recipe.head
     if section.init_from is not None:
-        return load_head(locate(section.init_from), target)
+        path = locate(section.init_from)
+        # Another revision of the target is a fair start; another vocabulary is not.
+        for warning in check_pair(target, path, allow_mismatch=True):
+            say(f"warning: {warning}")
+        head = load_head(path, target)
+        if head.config.vocab_size != target.vocab_size:
+            raise HeadsmithError(
+                f"head.init_from {path} knows {head.config.vocab_size} ids and the target "
+                f"{target.vocab_size}; start from a head of this target"
+            )
+        return head
     counts = count_dataset(corpus.prepared.dataset, target.vocab_size)
     size = section.draft_vocab_size or target.vocab_size
     kept = draft_vocabulary(counts, size, target.always_drafted)
@@ -68,16 +87,31 @@ def new_head(
 
 
 def load_head(path: str | Path, target: Target) -> Eagle3Head:
-    """A head to go on with; HeadsmithError if it is not of the target's width and vocabulary."""
-    head = Eagle3Head.load(path, num_target_layers=target.num_layers)
-    ours = (target.hidden_size, target.vocab_size)
-    theirs = (head.config.target_width, head.config.vocab_size)
-    if ours != theirs:
-        raise HeadsmithError(
-            f"head {path} was made for a target of width {theirs[0]} with {theirs[1]} ids, but the "
-            f"target has width {ours[0]} and {ours[1]} ids; give the head's own target"
-        )
-    return head
+    """The head of a checkpoint, float32."""
+    return Eagle3Head.load(path, num_target_layers=target.num_layers)
+
+
+def provenance(recipe: Recipe, target: Target, head: Eagle3Head, corpus: Corpus) -> dict[str, Any]:
+    """What headsmith.json says of every checkpoint of a run: whose head it is and what made it."""
+    info = corpus.prepared.info
+    return {
+        "schema": "headsmith.head/1",
+        "headsmith": __version__,
+        "target": target_info(target),
+        "head": {
+            "kind": head.kind,
+            "taps": list(head.taps),
+            "fc_norm": head.config.fc_norm,
+            "norm_output": head.config.norm_output,
+            "draft_vocab_size": head.config.draft_vocab_size,
+        },
+        "data": {
+            "source": recipe.data.source,
+            "fingerprint": corpus.prepared.fingerprint,
+            **{key: info[key] for key in ("rows", "tokens", "trained_tokens", "held_out")},
+        },
+        "recipe": recipe.model_dump(mode="json"),
+    }
 
 
 def describe(corpus: Corpus, source: str) -> str:

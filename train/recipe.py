@@ -236,7 +236,8 @@ def _sentence(error: ValidationError, path: Path, from_command_line: set[str]) -
     fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
     names = [str(part) for part in fault["loc"]]
     key = ".".join(names)
-    where = "command line" if key in from_command_line else str(path)
+    typed = any(f"{given}.".startswith(f"{key}.") for given in from_command_line)
+    where = "command line" if typed else str(path)
     if fault["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest(names)}"
     if fault["type"] == "missing":

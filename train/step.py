@@ -28,6 +28,7 @@ from headsmith.models.target import Target
 from headsmith.train.batches import Batches, share
 from headsmith.train.loss import LossSettings
 from headsmith.train.optimiser import rate_factor, set_rates
+from headsmith.train.predict import walk
 from headsmith.train.recipe import TrainSection
 from headsmith.train.unroll import TrainRow, prepare_row, unroll_losses
 
@@ -44,13 +45,15 @@ class Unroll(nn.Module):
         self.loss = LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
         self.bfloat16 = settings.precision == "bfloat16"
 
-    def forward(self, row: TrainRow) -> tuple[Tensor, Tensor]:
-        """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered."""
+    def forward(self, row: TrainRow) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered;
+        and [2]: tokens and passes of decoding the answers with these drafts.
+        """
         device = self.target.device.type
         with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
             result = unroll_losses(self.head, self.target, row, self.steps, self.loss)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
-        return result.loss_sums, counts
+        return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Stepper:
         factor = rate_factor(step, self.batches.total_steps, settings.warmup_ratio)
         rate = set_rates(self.optimisers, settings, factor)
         rows = self.batches.step_rows(step)
-        sums = self._backward(rows)
+        sums, walked = self._backward(rows)
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
         if not math.isfinite(norm):
             raise HeadsmithError(
@@ -89,29 +92,33 @@ class Stepper:
             optimiser.zero_grad(set_to_none=True)
         stops = sums.new_tensor([stop == number for number in SIGNALS])
         # One exchange for all: ranks must agree on when to stop.
-        everyone = self.accelerator.reduce(torch.cat([sums.flatten(), stops]), "sum")
+        everyone = self.accelerator.reduce(torch.cat([sums.flatten(), walked, stops]), "sum")
         agreed = [n for n, count in zip(SIGNALS, everyone[-2:].tolist(), strict=True) if count]
-        record = self._record(step, rows, everyone[:-2].view_as(sums))
+        record = self._record(step, rows, everyone[:-4].view_as(sums), everyone[-4:-2].tolist())
         record |= {"learning_rate": rate, "gradient_norm": norm}
         record["seconds"] = round(time.monotonic() - started, 3)
         return record, max(agreed, default=0)
 
-    def _backward(self, rows: Sequence[int]) -> Tensor:
-        """Accumulate this rank's gradients; return its float64 sums [4, K]: loss, three counts."""
+    def _backward(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Accumulate this rank's gradients; return its float64 sums [4, K] (loss, three counts) and
+        [2] (tokens and passes of decoding the answers).
+        """
         accelerator, world = self.accelerator, self.accelerator.num_processes
         weights = self._decay() / self.batches.counts[rows].sum(0).clamp_min(1)
         # Gradients are averaged over ranks, the loss is not: hence the factor.
         scale = (weights * world).to(self.target.device)
         sums = torch.zeros(4, self.settings.unroll_steps, dtype=torch.float64)
+        decoded = torch.zeros(2, dtype=torch.float64)
         mine = share(rows, accelerator.process_index, world)
         for turn, (row, weight) in enumerate(mine, start=1):
             last = turn == len(mine)
             with nullcontext() if last else accelerator.no_sync(self.model):
-                losses, counts = self.model(self._features(row))
+                losses, counts, walked = self.model(self._features(row))
                 self._refuse_bad_loss(losses, row)
                 accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
             sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
-        return sums.to(accelerator.device)
+            decoded += weight * walked.double()
+        return sums.to(accelerator.device), decoded.to(accelerator.device)
 
     def _features(self, index: int) -> TrainRow:
         """The target's states of a packed row: computed, or kept from an earlier epoch."""
@@ -145,11 +152,13 @@ class Stepper:
         steps = torch.arange(self.settings.unroll_steps, dtype=torch.float64)
         return self.settings.step_decay**steps
 
-    def _record(self, step: int, rows: Sequence[int], sums: Tensor) -> dict[str, Any]:
+    def _record(
+        self, step: int, rows: Sequence[int], sums: Tensor, walked: Sequence[float]
+    ) -> dict[str, Any]:
         """The line of metrics.jsonl: the loss that was trained, and rates over all loss rows.
 
-        accuracy[k]: right at step k. joint[k]: right at all steps up to k, so 1 + sum(joint) is the
-        acceptance length that a chain of K drafts can expect.
+        accuracy[k]: right at step k. joint[k]: right at all steps up to k. predicted_tau: tau of
+        decoding these answers with chains of K drafts (`headsmith.train.predict`).
         """
         counted = self.batches.counts[rows].sum(0)
         loss, correct, joint, covered = sums.cpu() / counted.clamp_min(1)
@@ -162,7 +171,7 @@ class Stepper:
             "accuracy": correct.tolist(),
             "joint": joint.tolist(),
             "covered": covered.tolist(),
-            "predicted_tau": 1 + float(joint.sum()),
+            "predicted_tau": walked[0] / max(walked[1], 1),
             "rows": counted.tolist(),
             "tokens": sum(self.batches.tokens[row] for row in rows),
         }

@@ -1,8 +1,14 @@
-"""Conversations to train a head on, and a recipe that does."""
+"""Conversations to train a head on, a recipe that does, and processes that can be killed."""
 
 import json
+import multiprocessing
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +62,69 @@ output: {{dir: {tmp_path / "out"}, save_every: 10}}
 """
     )
     return path
+
+
+_CODE = """
+import os, sys
+sys.stderr = open({log!r}, "a", buffering=1)
+os.environ.update({environment!r})
+from headsmith.cli import run
+from headsmith.train.cli import train
+sys.exit(run(train, {arguments!r}))
+"""
+
+
+class Training:
+    """`headsmith train ARGUMENTS` in a process forked from one that has everything imported."""
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["headsmith.train.loop", "headsmith.inference.engine", "datasets"]
+    )
+
+    def __init__(self, log: Path, *arguments: str | Path, **environment: str) -> None:
+        self.log = log
+        code = _CODE.format(
+            log=str(log), arguments=[str(a) for a in arguments], environment=environment
+        )
+        self.process = self.context.Process(target=exec, args=(code,))
+        self.process.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid
+        os.kill(self.process.pid, number)
+
+    def finish(self, code: int = 0, timeout: float = 240) -> str:
+        """Wait for the end; return what it said on stderr."""
+        self.process.join(timeout)
+        said = self.log.read_text() if self.log.exists() else ""
+        assert self.process.exitcode == code, said
+        return said
+
+    def wait_for_step(self, folder: Path, step: int) -> None:
+        """Wait until metrics.jsonl reaches a step, or the process is gone."""
+        while self.process.is_alive():
+            done = read_metrics(folder)
+            if done and done[-1]["step"] >= step:
+                return
+            time.sleep(0.005)
+
+
+def read_metrics(folder: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without what may differ between runs: the time."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text().splitlines() if path.exists() else []
+    lines = [json.loads(line) for line in text if line.endswith("}")]
+    return [{k: v for k, v in line.items() if k not in without} for line in lines]
+
+
+@pytest.fixture
+def training() -> type[Training]:
+    """Starts `headsmith train` in processes of its own."""
+    return Training
+
+
+@pytest.fixture
+def metrics() -> Callable[[Path], list[dict[str, Any]]]:
+    """Reads the metrics.jsonl of a run's folder."""
+    return read_metrics
