@@ -77,8 +77,11 @@ def run(command: click.Command, args: Sequence[str] | None = None, name: str = "
     """
     try:
         outcome = command.main(args, prog_name=name, standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"headsmith: error: {usage_fault(error)}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("headsmith: interrupted", err=True)
@@ -91,6 +94,15 @@ def run(command: click.Command, args: Sequence[str] | None = None, name: str = "
         return fault.exit_code
     # click hands back the code of ctx.exit(), or whatever the command returned.
     return outcome if isinstance(outcome, int) else 0
+
+
+def usage_fault(error: click.ClickException) -> str:
+    """What click says of the arguments, as one sentence that ends with where to look."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    said = said.replace(". (", " (").replace(". ", "; ")
+    context = getattr(error, "ctx", None)
+    where = f"; see {context.command_path} --help" if context is not None else ""
+    return said[:1].lower() + said[1:] + where
 
 
 def as_fault(error: Exception) -> HeadsmithError | None:

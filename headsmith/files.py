@@ -12,11 +12,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headsmith.errors import EnvironmentFault
+from headsmith.errors import EnvironmentFault, HeadsmithError
 
 # There is no way to read the mask without setting it, so it is read once, before any thread runs.
 _UMASK = os.umask(0)
@@ -37,20 +37,18 @@ def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
     Raises EnvironmentFault if the disk is full; the temporary file is removed on any failure.
     """
     path = Path(path)
-    with _disk_full_is_a_fault(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _disk_full_is_a_fault(path), _parents(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        with _disk_full_is_a_fault(path):
+        os.close(handle)
+        temporary = Path(name)
+        try:
             write(temporary)
             _sync(temporary)
             # mkstemp makes files that only their owner can read; a result is for everybody.
             temporary.chmod(0o666 & ~_UMASK)
             os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -71,20 +69,64 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     `path` stays as it was. Raises EnvironmentFault if the disk is full.
     """
     path = Path(path)
-    with _disk_full_is_a_fault(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _filled_beside(path) as temporary:
+        yield temporary
+        for child in temporary.rglob("*"):
+            if child.is_file():
+                _make_lasting(child)
+        temporary.chmod(0o777 & ~_UMASK)
+        _swap_in(temporary, path)
+
+
+@contextmanager
+def atomic_files(folder: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder whose files move into `folder` when the block succeeds.
+
+    Files of the same names are replaced and others stay. On any failure no file is there that was
+    not before. Raises EnvironmentFault if the disk is full.
+    """
+    folder = Path(folder)
+    with _filled_beside(folder) as temporary, _parents(folder / "file"):
+        yield temporary
+        for child in sorted(temporary.iterdir()):
+            _make_lasting(child)
+            os.replace(child, folder / child.name)
+
+
+@contextmanager
+def _filled_beside(path: Path) -> Iterator[Path]:
+    """A temporary sibling folder of `path`, gone at the end whatever happens."""
+    with _disk_full_is_a_fault(path), _parents(path):
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-    try:
-        with _disk_full_is_a_fault(path):
+        try:
             yield temporary
-            for child in temporary.rglob("*"):
-                if child.is_file():
-                    child.chmod(0o666 & ~_UMASK)
-                    _sync(child)
-            temporary.chmod(0o777 & ~_UMASK)
-            _swap_in(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Make the folders above `path`; those that were made here go again if the block fails."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise HeadsmithError(
+            f"{path.parent} cannot be a folder, a file is in the way; choose another path"
+        ) from error
+    try:
+        yield
+    except BaseException:
+        # Only what is empty goes: another process may have written there meanwhile.
+        with suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
+        raise
+
+
+def _make_lasting(file: Path) -> None:
+    file.chmod(0o666 & ~_UMASK)
+    _sync(file)
 
 
 def _swap_in(temporary: Path, path: Path) -> None:

@@ -104,7 +104,9 @@ def progress_bar() -> Iterator[Progress]:
         TextColumn("ETA"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("loading", total=None)
 
         def show(done: int, total: int, label: str) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from headsmith.files import write_json, write_text
+from headsmith.files import atomic_files, write_json, write_text
 from headsmith.inference import environment
 from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import Metrics, by_task, equivalents, summarise
@@ -48,25 +48,24 @@ def build_result(session: Session) -> dict[str, Any]:
 
 
 def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
-    """Writes the three files into `out`, each atomically, `result.json` last."""
+    """Writes the three files into `out`: all of them or, if that fails, none."""
     responses = session.runs[0].drafted.responses
     tokenizer = session.target.tokenizer
-    write_text(out / "steps.jsonl", _lines(Steps.of(one).to_json() for one in responses))
-    write_text(
-        out / "responses.jsonl",
-        _lines(
-            {
-                "id": one.request.id,
-                "task": one.request.task,
-                "finish_reason": one.finish_reason,
-                "text": tokenizer.decode(one.output_ids, skip_special_tokens=True),
-                "prompt_ids": one.request.prompt_ids,
-                "output_ids": one.output_ids,
-            }
-            for one in responses
-        ),
+    answers = (
+        {
+            "id": one.request.id,
+            "task": one.request.task,
+            "finish_reason": one.finish_reason,
+            "text": tokenizer.decode(one.output_ids, skip_special_tokens=True),
+            "prompt_ids": one.request.prompt_ids,
+            "output_ids": one.output_ids,
+        }
+        for one in responses
     )
-    write_json(out / "result.json", result)
+    with atomic_files(out) as folder:
+        write_text(folder / "steps.jsonl", _lines(Steps.of(one).to_json() for one in responses))
+        write_text(folder / "responses.jsonl", _lines(answers))
+        write_json(folder / "result.json", result)
 
 
 def _describe_target(session: Session) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class EvalSettings:
         for name, value in counts:
             if value < 1:
                 raise HeadsmithError(f"{name} is {value}; it must be 1 or more")
+        if self.out is not None and Path(self.out).exists() and not Path(self.out).is_dir():
+            raise HeadsmithError(f"out is {self.out}, which is a file; name a folder")
         if any(not text for text in self.stop):
             raise HeadsmithError("a stop string is empty; it would end every answer at once")
         if self.drafter == "head":

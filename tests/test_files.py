@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from headsmith.errors import EnvironmentFault
-from headsmith.files import atomic_folder, cache_dir, write_atomic, write_json, write_text
+from headsmith.errors import EnvironmentFault, HeadsmithError
+from headsmith.files import (
+    atomic_files,
+    atomic_folder,
+    cache_dir,
+    write_atomic,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -90,3 +97,25 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with atomic_folder(path) as temporary:
         (temporary / "b").write_text("2")
     assert names(tmp_path) == ["checkpoint"] and names(path) == ["b"]
+
+
+def test_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    with pytest.raises(ValueError), atomic_files(folder) as temporary:
+        (temporary / "a").write_text("1")
+        raise ValueError
+    assert not list(tmp_path.iterdir()), "folders that were made for it are gone too"
+    folder.mkdir(parents=True)
+    (folder / "mine").write_text("kept")
+    (folder / "a").write_text("old")
+    with atomic_files(folder) as temporary:
+        (temporary / "a").write_text("new")
+        assert (folder / "a").read_text() == "old"
+    assert {p.name: p.read_text() for p in folder.iterdir()} == {"a": "new", "mine": "kept"}
+    assert [p.name for p in folder.parent.iterdir()] == ["out"]
+
+
+def test_a_file_where_a_folder_should_be_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadsmithError, match="a file is in the way"):
+        write_text(tmp_path / "file" / "x", "")
