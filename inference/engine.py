@@ -65,6 +65,11 @@ class Decoder:
             raise HeadsmithError(
                 f"batch {batch} and max_new_tokens {max_new_tokens} must be at least 1"
             )
+        if drafter is not None and drafter.shape.depth >= target.max_context:
+            raise HeadsmithError(
+                f"draft {drafter.shape} goes {drafter.shape.depth} tokens deep and the target's "
+                f"context holds {target.max_context}; draft less"
+            )
         self.target, self.drafter, self.batch = target, drafter, batch
         self.rule = StopRule(
             stop_ids=frozenset() if ignore_eos else frozenset(target.stop_ids),
@@ -136,13 +141,24 @@ class Decoder:
             )
             features = self.target.run(ids, spans, self.cache, self._taps)
             last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
-            first = self.target.logits(features.last[last]).argmax(-1).tolist()
+            logits = self.target.logits(features.last[last])
+            self._refuse_nan(fresh, logits)
+            first = logits.argmax(-1).tolist()
             for a, token, taps in zip(
                 fresh, first, features.taps.split([s.length for s in spans]), strict=True
             ):
                 a.cached = len(a.request.prompt_ids)
                 self._commit(a, [token])
                 a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], taps)
+
+    def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
+        """NaN in a prompt's states reaches all that follows, so looking here is enough."""
+        for a, finite in zip(fresh, logits.isfinite().all(-1).tolist(), strict=True):
+            if not finite:
+                raise HeadsmithError(
+                    f"the logits of the target {self.target.path} for prompt {a.request.id} hold "
+                    "NaN or infinity; try float32, or get the target's weights again"
+                )
 
     def _step(self, active: list[_Active]) -> None:
         """One round for every active request: draft, verify, accept, commit."""

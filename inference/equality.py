@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headsmith.errors import HeadsmithError
 from headsmith.inference.records import Response
 from headsmith.models.attention import Span
 from headsmith.models.target import Target
@@ -51,6 +52,11 @@ def _check_one(target: Target, response: Response, tie_margin: float, total: Equ
     emitted = torch.tensor(output, device=target.device)
     logits = target.logits(features.last[len(prompt) - 1 :])
     own = logits.gather(1, emitted[:, None])
+    if not logits.isfinite().all():
+        raise HeadsmithError(
+            f"the logits of the target {target.path} for the answer to prompt "
+            f"{response.request.id} hold NaN or infinity; try float32, or get its weights again"
+        )
     margins = (logits.max(-1).values - own[:, 0]).tolist()
     ranks = (logits > own).sum(-1).tolist()
     for index, (margin, rank) in enumerate(zip(margins, ranks, strict=True)):
@@ -61,7 +67,6 @@ def _check_one(target: Target, response: Response, tie_margin: float, total: Equ
         if rank == 1 and margin <= tie_margin:
             total.ties += 1
         else:
-            # NaN compares false everywhere and lands here, as it must.
             total.fails += 1
         if total.first_divergence is None:
             total.first_divergence = {"id": response.request.id, "index": index, "margin": margin}

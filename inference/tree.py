@@ -52,9 +52,7 @@ Shape = Chain | DynamicTree
 def _positive(shape: object, **sizes: int) -> None:
     for name, value in sizes.items():
         if value < 1:
-            raise HeadsmithError(
-                f"draft {type(shape).__name__.lower()}: {name} is {value}, it must be at least 1"
-            )
+            raise HeadsmithError(f"draft {shape}: {name} is {value}; it must be at least 1")
 
 
 def parse_shape(text: str) -> Shape:

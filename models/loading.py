@@ -19,16 +19,9 @@ from transformers.utils import logging as transformers_logging
 from headsmith.errors import HeadsmithError
 from headsmith.models import embedded
 
-# What transformers raises for a folder that holds no model it can read, cut-off files included.
-_FAULTS = (
-    OSError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    ImportError,
-    TypeError,
-    SafetensorError,
-)
+# What transformers raises for a folder that holds no model it can read.
+_FAULTS = (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError)
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "spiece*")
 _CONTENT = "\ue000answer\ue001"
 
 
@@ -50,7 +43,11 @@ def locate(path: str, weights: bool = True) -> tuple[str, dict[str, str]]:
         return str(place.parent), {"gguf_file": place.name}
     if place.is_dir():
         if weights and not (place / "config.json").is_file():
-            raise HeadsmithError(f"{path} holds no config.json: it is not a model folder")
+            raise HeadsmithError(
+                f"{path} holds no config.json: it is not a model's folder; check the path"
+            )
+        if (place / "config.json").is_file():
+            _check_config(place / "config.json")
         return str(place), {}
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         return path, {}
@@ -66,17 +63,21 @@ def load_model(
     place, extra = locate(path)
     transformers_logging.disable_progress_bar()
     arguments: dict[str, Any] = {"revision": revision, **extra}
+    tokenizer = load_tokenizer(path, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
         # transformers only logs the tensors that a checkpoint lacks; a target with a random matrix
         # is no target.
         model, report = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, output_loading_info=True, **arguments
         )
-    except _FAULTS as error:
-        reason = " ".join(str(error).split())[:300]
+    except SafetensorError as error:
         raise HeadsmithError(
-            f"target {path} could not be loaded as a causal language model: {reason}"
+            f"the weights of target {path} could not be loaded ({_reason(error)}); they are cut "
+            "off or damaged, so get them again"
+        ) from error
+    except _FAULTS as error:
+        raise HeadsmithError(
+            f"target {path} could not be loaded as a causal language model: {_reason(error)}"
         ) from error
     missing = sorted(report["missing_keys"])
     if missing:
@@ -93,8 +94,37 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     try:
         return AutoTokenizer.from_pretrained(place, revision=revision, **extra)
     except Exception as error:  # the tokenizers library raises bare exceptions
-        reason = " ".join(str(error).split())[:300]
-        raise HeadsmithError(f"{path} holds no tokenizer that could be loaded: {reason}") from error
+        if extra:
+            what = f"{path} could not be loaded as GGUF ({_reason(error)}); give a GGUF of a model"
+        elif not Path(place).is_dir():
+            what = f"target {path} is no folder here, and as a Hub id it could not be loaded"
+            what += f" ({_reason(error)}); check the path"
+        elif not any(any(Path(place).glob(pattern)) for pattern in _TOKENIZER_FILES):
+            what = f"{path} holds no tokenizer, no tokenizer.json for one; give a model's folder"
+        else:
+            what = f"the tokenizer of {path} could not be loaded ({_reason(error)}); its files are"
+            what += " cut off or of another kind, so get them again"
+        raise HeadsmithError(what) from error
+
+
+def _check_config(path: Path) -> None:
+    """Say which file is damaged, which transformers does not always."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HeadsmithError(
+            f"{path} could not be loaded ({error}); it may be cut off, so get it again"
+        ) from error
+    if not isinstance(config, dict):
+        raise HeadsmithError(
+            f"{path} could not be loaded: it holds no JSON object, so it is no model's config"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """What a library says, short enough for a sentence of ours."""
+    said = " ".join(str(error).split())
+    return (said if len(said) <= 300 else f"{said[:297]}...").rstrip(".") or type(error).__name__
 
 
 def tokenizer_bytes(tokenizer: PreTrainedTokenizerBase) -> bytes:

@@ -102,4 +102,6 @@ def _config(folder: Path) -> dict[str, Any]:
         raise HeadsmithError(
             f"{folder / 'config.json'} is not valid JSON ({error}); it may be cut off"
         ) from error
+    if not isinstance(config, dict):
+        raise HeadsmithError(f"{folder} is not a head: its config.json holds no JSON object")
     return config

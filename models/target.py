@@ -256,11 +256,16 @@ class Target:
             "the tapped states differ from the model's hidden states": (packed.taps[12:], states),
         }
         for what, (ours, theirs) in pairs.items():
+            if not (ours.isfinite().all() and theirs.isfinite().all()):
+                raise HeadsmithError(
+                    f"{self.path}: the target's states hold NaN or infinity; try float32, or get "
+                    "its weights again"
+                )
             gap = (ours.float() - theirs.float()).abs().max() / theirs.abs().max().clamp_min(1e-6)
             if not gap <= tolerance:
                 raise HeadsmithError(
                     f"{self.path}: {what} (relative gap {gap:.1e}); this architecture "
-                    f"({self.config.model_type}) cannot be a target, or its weights hold NaN"
+                    f"({self.config.model_type}) cannot be a target"
                 )
 
     @cached_property
