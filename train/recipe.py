@@ -76,6 +76,8 @@ class DataSection(Section):
 class TrainSection(Section):
     """Optimisation. `max_steps` ends the run, and its schedule, early; null trains all epochs.
 
+    `unroll_growth` is the share of the run in which the unroll grows from one step to all
+    `unroll_steps`, in stages of equal length: the first draft is learned at the price of one step.
     `kl_scale` and `kl_decay` weigh the KL part of the acceptance-aware loss `lk`.
     """
 
@@ -83,6 +85,7 @@ class TrainSection(Section):
     epochs: int = Field(1, ge=1)
     max_steps: int | None = Field(None, ge=1)
     unroll_steps: int = Field(5, ge=1)
+    unroll_growth: float = Field(0.0, ge=0, lt=1)
     step_decay: float = Field(0.8, gt=0, le=1)
     loss: Literal["kl", "lk"] = "kl"
     kl_scale: float = Field(1.0, ge=0)

@@ -4,7 +4,7 @@ The loss is  sum_k decay^k * (sum of loss_k over all rows of the step) / N_k,  w
 rows whose loss counts at unroll step k over all packed rows, micro-steps and ranks. It is known
 from the masks before any forward, so packing, accumulation and world size change only rounding.
 
-Legend: K unroll steps.
+Legend: K unroll steps of this optimiser step.
 """
 
 from __future__ import annotations
@@ -35,23 +35,30 @@ from headsmith.train.unroll import TrainRow, prepare_row, unroll_losses
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def steps_at(step: int, total: int, settings: TrainSection) -> int:
+    """How many steps the unroll has at a 0-based optimiser step; see `TrainSection`."""
+    stages = settings.unroll_steps - 1
+    if stages == 0 or settings.unroll_growth == 0:
+        return settings.unroll_steps
+    return min(1 + int(step / total * stages / settings.unroll_growth), settings.unroll_steps)
+
+
 class Unroll(nn.Module):
     """The head's training forward as one module, so that accelerate can wrap it."""
 
     def __init__(self, head: Eagle3Head, target: Target, settings: TrainSection) -> None:
         super().__init__()
         self.head, self.target = head, target
-        self.steps = settings.unroll_steps
         self.loss = LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
         self.bfloat16 = settings.precision == "bfloat16"
 
-    def forward(self, row: TrainRow) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, row: TrainRow, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered;
         and [2]: tokens and passes of decoding the answers with these drafts.
         """
         device = self.target.device.type
         with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
-            result = unroll_losses(self.head, self.target, row, self.steps, self.loss)
+            result = unroll_losses(self.head, self.target, row, steps, self.loss)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
         return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))
 
@@ -80,7 +87,8 @@ class Stepper:
         factor = rate_factor(step, self.batches.total_steps, settings.warmup_ratio)
         rate = set_rates(self.optimisers, settings, factor)
         rows = self.batches.step_rows(step)
-        sums, walked = self._backward(rows)
+        unrolled = steps_at(step, self.batches.total_steps, settings)
+        sums, walked = self._backward(rows, unrolled)
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
         if not math.isfinite(norm):
             raise HeadsmithError(
@@ -99,21 +107,21 @@ class Stepper:
         record["seconds"] = round(time.monotonic() - started, 3)
         return record, max(agreed, default=0)
 
-    def _backward(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _backward(self, rows: Sequence[int], steps: int) -> tuple[Tensor, Tensor]:
         """Accumulate this rank's gradients; return its float64 sums [4, K] (loss, three counts) and
         [2] (tokens and passes of decoding the answers).
         """
         accelerator, world = self.accelerator, self.accelerator.num_processes
-        weights = self._decay() / self.batches.counts[rows].sum(0).clamp_min(1)
+        weights = self._decay(steps) / self.batches.counts[rows, :steps].sum(0).clamp_min(1)
         # Gradients are averaged over ranks, the loss is not: hence the factor.
         scale = (weights * world).to(self.target.device)
-        sums = torch.zeros(4, self.settings.unroll_steps, dtype=torch.float64)
+        sums = torch.zeros(4, steps, dtype=torch.float64)
         decoded = torch.zeros(2, dtype=torch.float64)
         mine = share(rows, accelerator.process_index, world)
         for turn, (row, weight) in enumerate(mine, start=1):
             last = turn == len(mine)
             with nullcontext() if last else accelerator.no_sync(self.model):
-                losses, counts, walked = self.model(self._features(row))
+                losses, counts, walked = self.model(self._features(row), steps)
                 self._refuse_bad_loss(losses, row)
                 accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
             sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
@@ -147,10 +155,9 @@ class Stepper:
         documents = ", ".join(str(i) for i in self.batches.documents[index][:8])
         return f"packed row {index} (conversations {documents} of the prepared data)"
 
-    def _decay(self) -> Tensor:
+    def _decay(self, steps: int) -> Tensor:
         """decay^k, float64 [K]."""
-        steps = torch.arange(self.settings.unroll_steps, dtype=torch.float64)
-        return self.settings.step_decay**steps
+        return self.settings.step_decay ** torch.arange(steps, dtype=torch.float64)
 
     def _record(
         self, step: int, rows: Sequence[int], sums: Tensor, walked: Sequence[float]
@@ -160,13 +167,13 @@ class Stepper:
         accuracy[k]: right at step k. joint[k]: right at all steps up to k. predicted_tau: tau of
         decoding these answers with chains of K drafts (`headsmith.train.predict`).
         """
-        counted = self.batches.counts[rows].sum(0)
+        counted = self.batches.counts[rows, : sums.shape[1]].sum(0)
         loss, correct, joint, covered = sums.cpu() / counted.clamp_min(1)
         epoch, _ = self.batches.position(step)
         return {
             "step": step + 1,
             "epoch": epoch + 1,
-            "loss": float((self._decay() * loss).sum()),
+            "loss": float((self._decay(len(loss)) * loss).sum()),
             "losses": loss.tolist(),
             "accuracy": correct.tolist(),
             "joint": joint.tolist(),
