@@ -39,7 +39,9 @@ class KeyValueCache:
     def extend_all(
         self, layer: int, stack: Stack, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store key [g, B * n, d] of a stack; returns all rows up to the longest end, [B, g, end, d] each."""
+        """Store key [g, B * n, d] of a stack; returns all rows up to the longest end,
+        [B, g, end, d] each.
+        """
         if layer not in self._layers:
             self._layers[layer] = (self._empty(key), self._empty(value))
         batch, n = stack.rows.shape
@@ -47,7 +49,9 @@ class KeyValueCache:
         assert end <= self.capacity, f"slots of {self.capacity} tokens cannot hold {end}"
         found = []
         for store, new in zip(self._layers[layer], (key, value), strict=True):
-            store[stack.slots[:, None], :, stack.rows] = new.view(new.shape[0], batch, n, -1).permute(1, 2, 0, 3)
+            store[stack.slots[:, None], :, stack.rows] = new.view(
+                new.shape[0], batch, n, -1
+            ).permute(1, 2, 0, 3)
             whole = stack.ordered and batch == self.slots
             found.append(store[:, :, :end] if whole else store[stack.slots, :, :end])
         return found[0], found[1]

@@ -34,11 +34,14 @@ def regenerate(
     is no answer to learn from.
     """
     conversations = load_prompts(prompts, limit=limit)
+    _check_ids(conversations)
     partial = out.with_name(f".{out.name}.partial")
-    done = _read_lines(out) | _read_lines(partial)
+    begun = _read_lines(partial)
+    done = _read_lines(out) | begun
     todo = [c for c in conversations if c.id not in done]
     kept = len(conversations) - len(todo)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    # Without the line that a kill cut off: what is appended would become its second half.
+    _write_lines(partial, list(begun.values()))
     with open(partial, "a", encoding="utf-8") as file:
 
         def finished(line: dict[str, Any]) -> None:
@@ -51,7 +54,7 @@ def regenerate(
         decoder = Decoder(target, batch=batch, max_new_tokens=max_new_tokens)
         _answer(decoder, RequestBuilder(target.tokenizer, target.max_context), todo, finished)
     lines = [done[c.id] for c in conversations if not done[c.id].get("empty")]
-    write_text(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    _write_lines(out, lines)
     partial.unlink(missing_ok=True)
     empty = sum(bool(done[c.id].get("empty")) for c in todo)
     return {"kept": kept, "answered": len(todo) - empty, "empty": empty}
@@ -98,6 +101,21 @@ def _line(conversation: Conversation, answers: list[str], finish: list[str]) -> 
             {"role": "assistant", "content": answer},
         ]
     return {"id": conversation.id, "messages": messages, "finish": finish}
+
+
+def _check_ids(conversations: Sequence[Conversation]) -> None:
+    seen: set[str] = set()
+    for conversation in conversations:
+        if conversation.id in seen:
+            raise HeadsmithError(
+                f"two conversations are called {conversation.id}; give each row an id of its own, "
+                "or answer each file into one of its own"
+            )
+        seen.add(conversation.id)
+
+
+def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _read_lines(path: Path) -> dict[str, dict[str, Any]]:

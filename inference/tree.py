@@ -139,7 +139,9 @@ def choose_nodes(tokens: Tensor, scores: Tensor, parents: Tensor, root: int, cou
     -1 the root), numbered so that parents come first. Equal scores go to the lower number, so no
     child is taken without its parent.
     """
-    order = torch.sort(scores, descending=True, stable=True).indices[:count]
+    # A sort puts NaN first; a child would then be taken before a parent that is a number.
+    ranked = scores.masked_fill(scores.isnan(), float("-inf"))
+    order = torch.sort(ranked, descending=True, stable=True).indices[:count]
     chosen = order.sort().values
     renumbered = torch.searchsorted(chosen, parents[chosen]) + 1
     tree_parents = torch.where(parents[chosen] < 0, 0, renumbered)

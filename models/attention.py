@@ -189,7 +189,9 @@ def _attend_stacked(
     cache: KeyValueStore,
     scale: float | None,
 ) -> Tensor:
-    """All spans of a stack at once; shorter prefixes read stale rows of their slots, which the mask hides."""
+    """All spans of a stack at once; shorter prefixes read stale rows of their slots, which the mask
+    hides.
+    """
     heads, total, d = query.shape
     batch, n = stack.rows.shape
     keys, values = cache.extend_all(layer, stack, key, value)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from headsmith.data.pack import Row
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
