@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-import time
 from importlib import import_module
 
 import click
@@ -24,23 +23,16 @@ def failing(error: BaseException) -> click.Command:
     return click.Command("failing", callback=callback)
 
 
-def test_help_imports_no_torch_and_answers_at_once() -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """What makes `--help` answer at once; its time is measured by benchmarks/startup.py."""
     probe = (
         "import sys; from headsmith.cli import cli, run; code = run(cli, ['--help'])\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    seconds = []
-    # The best of three: another process on the machine may hold up any single start.
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-        seconds.append(time.perf_counter() - start)
-        assert done.returncode == 0, done.stderr
-        assert "eval" in done.stdout and "train" in done.stdout
-        if seconds[-1] < 1.0:
-            break
-    assert min(seconds) < 1.0
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "eval" in done.stdout and "train" in done.stdout
 
 
 def test_help_lists_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
