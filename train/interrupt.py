@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType, TracebackType
 
 
@@ -32,5 +33,6 @@ class Interrupt:
 
     def _on(self, number: int, frame: FrameType | None) -> None:
         if self.number or not self.deferred:
+            print("headsmith: stopped; the last checkpoint is whole", file=sys.stderr)
             raise SystemExit(128 + number)
         self.number = number

@@ -25,6 +25,7 @@ from headsmith.train.interrupt import Interrupt
 from headsmith.train.optimiser import build_optimisers
 from headsmith.train.parts import (
     describe,
+    keeps_features,
     load_head,
     load_target,
     make_accelerator,
@@ -64,7 +65,7 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head.to(accelerator.device)
     optimisers = build_optimisers(head, recipe.train)
     model, *optimisers = accelerator.prepare(Unroll(head, target, recipe.train), *optimisers)
-    keep = recipe.data.keep_features == "memory"
+    keep = keeps_features(recipe, target, head, corpus.batches)
     stepper = Stepper(
         accelerator, target, head, model, optimisers, corpus.batches, recipe.train, keep
     )

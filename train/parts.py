@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
@@ -18,6 +19,7 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
+from headsmith.train.batches import Batches
 from headsmith.train.corpus import Corpus
 from headsmith.train.recipe import Recipe, locate
 from headsmith.train.trackers import check_tracker
@@ -89,6 +91,23 @@ def new_head(
 def load_head(path: str | Path, target: Target) -> Eagle3Head:
     """The head of a checkpoint, float32."""
     return Eagle3Head.load(path, num_target_layers=target.num_layers)
+
+
+def keeps_features(recipe: Recipe, target: Target, head: Eagle3Head, batches: Batches) -> bool:
+    """Whether rows keep the target's states for later epochs; HeadsmithError if memory is short."""
+    if recipe.data.keep_features != "memory" or batches.total_steps <= batches.steps_per_epoch:
+        return False
+    width = head.config.num_taps * head.config.target_width + target.hidden_size
+    # Every rank of a machine comes to hold all rows: their order differs from epoch to epoch.
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    needed = sum(batches.tokens) * width * target.dtype.itemsize * ranks
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise HeadsmithError(
+            f"data.keep_features=memory needs {needed / 1e9:.1f} GB of memory and "
+            f"{free / 1e9:.1f} GB are free; set data.keep_features=none"
+        )
+    return True
 
 
 def provenance(recipe: Recipe, target: Target, head: Eagle3Head, corpus: Corpus) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from headsmith import cli as face
 from headsmith.errors import EnvironmentFault, HeadsmithError
-from headsmith.train import checkpoint, loop, trackers
+from headsmith.train import checkpoint, loop, parts, trackers
 from headsmith.train.cli import train as command
 from headsmith.train.loop import save_steps, train
 from headsmith.train.plan import make_plan
@@ -186,6 +187,15 @@ def test_settings_that_do_not_fit(recipe_file: Path, override: str, said: str) -
 def test_a_run_that_never_started_does_not_block_the_folder(recipe_file: Path) -> None:
     refused(changed(recipe_file, "head.draft_vocab_size=301"))
     train(changed(recipe_file))
+
+
+def test_features_that_do_not_fit_in_memory(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(available=1000)
+    monkeypatch.setattr(parts.psutil, "virtual_memory", lambda: free)
+    text = refused(changed(recipe_file, "data.keep_features=memory", "train.max_steps=9"))
+    assert "set data.keep_features=none" in text
 
 
 @pytest.mark.slow
