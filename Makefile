@@ -8,6 +8,9 @@ RUN ?= runs/quickstart
 RECIPE ?= recipes/quickstart/eagle3.yaml
 TARGET ?= smollm2-135m-instruct
 DRAFT ?= chain:4
+# Four of each task, some with two turns; all 60 are measured without the limit.
+PROMPTS ?= default:20
+NEW_TOKENS ?= 64
 # accelerate launch would give one process on a machine without GPU a single thread.
 THREADS ?= $(or $(OMP_NUM_THREADS),$(shell getconf _NPROCESSORS_ONLN))
 
@@ -50,6 +53,7 @@ train: target ## Train the quickstart head
 
 quickstart: train ## Install, train a head on a real model and measure it
 	$(BIN)/headsmith eval --target $(TARGET) --head $(RUN)/best --draft $(DRAFT) \
+		--prompts $(PROMPTS) --max-new-tokens $(NEW_TOKENS) \
 		--out $(RUN)/eval --json $(RUN)/result.json
 
 test: dev ## Run the tests
