@@ -1,6 +1,6 @@
 """Is the drafted text what transformers' own `generate` gives, token for token?
 
-    python benchmarks/against_transformers.py --head DIR --prompts mt_bench:20,gsm8k:20 --data-dir DIR
+    python benchmarks/against_transformers.py --head DIR --prompts gsm8k:20 --data-dir DIR
 
 Greedy, float32, first turns. `generate` runs with the model's own attention, one prompt at a time;
 the decoder of this project runs every combination of --batch and --draft. Exits with 3 on any
