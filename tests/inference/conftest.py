@@ -86,7 +86,7 @@ class Knowing:
         self.committed = {}
 
     def release(self, slot: int) -> None:
-        del self.committed[slot]
+        self.committed.pop(slot, None)
 
     def propose(self, updates: Sequence[Update]) -> list[Tree]:
         assert len({u.slot for u in updates}) == len(updates)
