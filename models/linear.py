@@ -31,6 +31,11 @@ class PackedLinear(nn.Module):
         return _OPS._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or as it is when it has more."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def packing_helps(tensor: Tensor) -> bool:
     """Whether a weight can be packed here: float32, on the CPU, and oneDNN is in this build of
     torch.

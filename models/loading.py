@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -152,3 +153,13 @@ def end_of_turn_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     first = next((i for i in ids if i in special), None)
     return set() if first is None else {int(first)}
+
+
+def find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The list of the target's blocks, wherever the architecture keeps it."""
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count and module is not decoder:
+            return module
+    raise HeadsmithError(
+        f"{type(decoder).__name__} keeps its {count} blocks in no list; it cannot be tapped"
+    )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from headsmith.errors import HeadsmithError
 from headsmith.models import attention, loading
 from headsmith.models.attention import KeyValueStore, Span
-from headsmith.models.linear import pack_linears
+from headsmith.models.linear import at_least_float32, pack_linears
+from headsmith.models.prefix import Features, Prefix, behind, join
 
 # Keys of a config that say how it was stored, not what the model computes.
 _STORAGE_KEYS = {
@@ -34,14 +35,6 @@ _STORAGE_KEYS = {
 }
 
 
-@dataclass(slots=True)
-class Features:
-    """What a head reads of T tokens: taps [T, m, H] and the post-norm last state [T, H]."""
-
-    taps: Tensor
-    last: Tensor
-
-
 @dataclass
 class Target:
     """A frozen causal language model, its tokenizer, and where they came from."""
@@ -51,6 +44,7 @@ class Target:
     path: str = ""
     revision: str | None = None
     head_weight: Tensor = field(init=False, repr=False)
+    _prefix: Prefix | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -61,7 +55,7 @@ class Target:
                 f"{self.path}: this model has no output head; give a causal language model"
             )
         self.head_weight = output.weight.detach()
-        self._blocks = _find_blocks(self.decoder, self.num_layers)
+        self._blocks = loading.find_blocks(self.decoder, self.num_layers)
         self.check()
         pack_linears(self.model)
 
@@ -196,9 +190,29 @@ class Target:
         )
         return Features(tapped, output.last_hidden_state[0])
 
-    def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Features:
-        """Taps and last states of a packed row: ids [T], document lengths that sum to T."""
-        return self.run(ids, [Span(n) for n in lengths], taps=taps)
+    def features(
+        self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int], shared: int = 0
+    ) -> Features:
+        """Taps and last states of a packed row: ids [T], document lengths that sum to T.
+
+        The first `shared` tokens of all documents must be the same; the target runs over them once.
+        """
+        if shared == 0:
+            return self.run(ids, [Span(n) for n in lengths], taps=taps)
+        wanted = (tuple(ids[:shared].tolist()), tuple(taps))
+        if self._prefix is None or self._prefix.wanted != wanted:
+            self._prefix = Prefix(wanted)
+            self._prefix.states = self.run(ids[:shared], [Span(shared)], self._prefix, taps)
+        own = self.run(
+            behind(ids, lengths, shared),
+            [Span(n - shared, start=shared) for n in lengths],
+            self._prefix,
+            taps,
+        )
+        joined = partial(join, lengths=lengths, shared=shared)
+        return Features(
+            joined(self._prefix.states.taps, own.taps), joined(self._prefix.states.last, own.last)
+        )
 
     @contextmanager
     def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
@@ -277,28 +291,10 @@ class Target:
         embedding = self.model.get_input_embeddings().weight
         for tensor in (embedding, self.head_weight):
             # bfloat16, so that the dtype it is loaded in does not change who it is.
-            digest.update(
-                tensor.detach().to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
-            )
+            stored = tensor.detach().to(torch.bfloat16).view(torch.int16).cpu()
+            digest.update(stored.numpy().tobytes())
         return f"sha256:{digest.hexdigest()}"
 
     def fingerprint(self) -> str:
-        """sha256 over config, tokenizer, chat template and the embedding and output head: who this
-        target is.
-        """
+        """Who this target is: sha256 over config, tokenizer, template, embedding, output head."""
         return self._fingerprint
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or as it is when it has more."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The list of the target's blocks, wherever the architecture keeps it."""
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count and module is not decoder:
-            return module
-    raise HeadsmithError(
-        f"{type(decoder).__name__} keeps its {count} blocks in no list; it cannot be tapped"
-    )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headsmith.data.pack import Row, make_row, pack
 from headsmith.errors import HeadsmithError
+from headsmith.models.prefix import shared_length
 from headsmith.train.recipe import Recipe
 from headsmith.train.unroll import loss_rows
 
@@ -27,6 +28,7 @@ class Batches:
 
     documents[r]: dataset indices of the documents in row r. tokens[r]: their total length.
     counts[r, k]: rows of packed row r whose loss counts at unroll step k, int64 [R, K].
+    shared: how many tokens all documents begin with.
     """
 
     dataset: Any
@@ -37,6 +39,7 @@ class Batches:
     seed: int
     epochs: int
     max_steps: int | None
+    shared: int = 0
     dropped: int = 0
 
     @property
@@ -69,7 +72,8 @@ def make_batches(dataset: Any, recipe: Recipe) -> Batches:
     Rows without a single trained token are left out and counted in `dropped`.
     Raises HeadsmithError if that leaves nothing.
     """
-    lengths = [len(ids) for ids in dataset["input_ids"]]
+    documents = [list(ids) for ids in dataset["input_ids"]]
+    lengths = [len(ids) for ids in documents]
     rows = pack(lengths, recipe.data.row_tokens)
     packed = [make_row(dataset, row) for row in rows]
     counts = [[len(i) for i in loss_rows(row, recipe.train.unroll_steps)] for row in packed]
@@ -88,6 +92,7 @@ def make_batches(dataset: Any, recipe: Recipe) -> Batches:
         seed=recipe.train.seed,
         epochs=recipe.train.epochs,
         max_steps=recipe.train.max_steps,
+        shared=shared_length(min(documents), max(documents), min(lengths)),
         dropped=len(rows) - len(used),
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headsmith.models.target import at_least_float32
+from headsmith.models.linear import at_least_float32
 
 LossName = Literal["kl", "lk"]
 

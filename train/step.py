@@ -134,7 +134,8 @@ class Stepper:
             return self.kept[index].to(self.target.device)
         row = self.batches.row(index)
         taps, steps = self.head.config.taps, self.settings.unroll_steps
-        prepared = prepare_row(self.target, self.head.draft_ids, row, taps, steps)
+        shared = self.batches.shared
+        prepared = prepare_row(self.target, self.head.draft_ids, row, taps, steps, shared)
         if not (torch.isfinite(prepared.taps).all() and torch.isfinite(prepared.last).all()):
             raise HeadsmithError(
                 f"the target's states of {self._name(index)} hold NaN or infinity; try "

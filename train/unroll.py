@@ -84,14 +84,14 @@ def prepare_row(
     row: Row,
     taps: tuple[int, ...],
     steps: int,
-    rows: list[Tensor] | None = None,
+    shared: int = 0,
 ) -> TrainRow:
     """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a
-    time.
+    time. `shared`: how many tokens all documents begin with (`Target.features`).
     """
-    rows = loss_rows(row, steps) if rows is None else rows
+    rows = loss_rows(row, steps)
     ids = row.ids.to(target.device)
-    features = target.features(ids, row.lengths, taps)
+    features = target.features(ids, row.lengths, taps, shared)
     read = torch.zeros(len(ids) + steps + 1, dtype=torch.bool)
     for k, indices in enumerate(rows):
         read[indices + 1 + k] = True
