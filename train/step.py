@@ -50,14 +50,14 @@ class Unroll(nn.Module):
         super().__init__()
         self.head, self.target = head, target
         self.loss = LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
-        self.bfloat16 = settings.precision == "bfloat16"
+        self.autocasts = settings.precision == "bfloat16"
 
     def forward(self, row: TrainRow, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered;
         and [2]: tokens and passes of decoding the answers with these drafts.
         """
         device = self.target.device.type
-        with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
+        with torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext():
             result = unroll_losses(self.head, self.target, row, steps, self.loss)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
         return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))

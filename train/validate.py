@@ -24,8 +24,7 @@ def validation_requests(
     a mistake shows before the training and not after it.
     """
     parse_shape(settings.draft)
-    source = settings.prompts and locate(settings.prompts)
-    source = source or corpus.prepared.held_out
+    source = locate(settings.prompts) if settings.prompts else corpus.prepared.held_out
     if source is None:
         return []
     conversations = load_prompts(str(source))
