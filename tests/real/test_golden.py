@@ -57,9 +57,12 @@ def test_every_draft_and_every_token_of_the_trace(
         ((response,), _) = decoder.generate([request])
         assert response.output_ids == expected["output_ids"], f"request {number}"
         # The proposal made behind a request's last token is never verified.
-        steps = [s for s in expected["steps"] if s["committed"] < len(expected["output_ids"])]
+        length = len(expected["output_ids"])
+        steps = [s for s in expected["steps"] if s["committed"] < length]
         assert [t.tokens[1:] for t in drafter.trees] == [s["drafts"] for s in steps]
-        assert [p.accepted for p in response.passes] == [s["accepted"] for s in steps]
+        # What the engine says it accepted in the last pass is cut at the limit, too.
+        committed = [min(s["accepted"] + 1, length - s["committed"]) for s in steps]
+        assert [p.committed for p in response.passes] == committed
         compared += len(steps)
     assert len(trace["requests"]) == 12 and compared > 400
 
