@@ -77,7 +77,9 @@ class Stack:
         for row, span in zip(mask, spans, strict=True):
             total = span.offset + n
             seen = visible(span, total, window, device)
-            row[0, :, :total] = True if seen is None else seen
+            # None means causal order, which for a single token is to see everything.
+            causal = torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
+            row[0, :, :total] = causal if seen is None else seen
         slots = [span.slot for span in spans]
         offsets = torch.tensor([[span.offset] for span in spans], device=device)
         return cls(

@@ -80,6 +80,23 @@ def test_plain_batches_do_not_mix(
     assert all(p == Pass(0, 0, 1, 0) for r in got for p in r.passes)
 
 
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_prompts_of_one_length_share_a_prefill(
+    length: int, small_target: Target, head: Eagle3Head
+) -> None:
+    """A stacked pass over empty slots must be causal like any other."""
+    generator = torch.Generator().manual_seed(length)
+    prompts = torch.randint(small_target.vocab_size, (4, length), generator=generator).tolist()
+    requests = [Request(str(i), "task", ids) for i, ids in enumerate(prompts)]
+    expected = texts(decode(small_target, None, requests, batch=1, max_new_tokens=N))
+    assert texts(decode(small_target, None, requests, batch=4, max_new_tokens=N)) == expected
+    drafter = EagleDrafter(head, small_target, Chain(3))
+    alone = decode(small_target, drafter, requests, batch=1, max_new_tokens=N)
+    got = decode(small_target, drafter, requests, batch=4, max_new_tokens=N)
+    assert texts(got) == texts(alone) == expected
+    assert [r.passes for r in got] == [r.passes for r in alone]
+
+
 SHAPES = [*(f"chain:{k}" for k in range(1, 9)), "tree:1,1,1", "tree:6,2,3", "tree:24,4,5"]
 
 

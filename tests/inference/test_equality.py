@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from headsmith.errors import HeadsmithError
 from headsmith.inference.equality import check_equality
 from headsmith.inference.records import Request, Response
 from headsmith.models.attention import Span
@@ -94,11 +95,11 @@ def test_an_equal_logit_is_exact(small_target: Target, responses: list[Response]
     assert (got.checked, got.exact) == (1, 1)
 
 
-def test_logits_that_are_no_numbers_fail(
+def test_logits_that_are_no_numbers_are_refused(
     small_target: Target, responses: list[Response], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         Target, "logits", lambda self, last: torch.full((len(last), 96), float("nan"))
     )
-    got = check_equality(small_target, responses[:1])
-    assert (got.checked, got.fails) == (10, 10)
+    with pytest.raises(HeadsmithError, match="prompt r0 hold NaN or infinity"):
+        check_equality(small_target, responses[:1])

@@ -46,7 +46,7 @@ def test_nonsense_is_refused_with_an_example(text: str) -> None:
     ],
 )
 def test_sizes_below_one_are_refused(text: str, words: str) -> None:
-    with pytest.raises(HeadsmithError, match=f"{words}, it must be at least 1"):
+    with pytest.raises(HeadsmithError, match=f"{words}; it must be at least 1"):
         parse_shape(text)
 
 
