@@ -108,32 +108,6 @@ def inspect(
     inspect_data(source, tokenizer, console, limit=number, split=split, revision=revision)
 
 
-@data.command()
-@click.argument("prompts")
-@click.option("--target", default=_DEFAULT_TARGET, show_default=True, help="Who answers.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="JSONL to write."
-)
-@click.option("--max-new-tokens", default=256, show_default=True, help="Longest answer, in tokens.")
-@click.option("--batch", default=16, show_default=True, help="Conversations answered at a time.")
-@click.option("--limit", type=int, help="First N prompts.  [default: all]")
-def regenerate(prompts: str, target: str, out: Path, **limits: Any) -> None:
-    """Let the target answer PROMPTS (JSONL with prompt, messages or turns, or a task), greedily.
-
-    Every turn is answered. Started again, it goes on where it was.
-    """
-    from rich.console import Console
-
-    from headsmith.inference.regenerate import regenerate as answer
-    from headsmith.models.target import Target
-
-    console = Console(stderr=True)
-    with _Bar("answering") as bar:
-        counts = answer(Target.load(target), prompts, out, progress=bar.count, **limits)
-    said = ", ".join(f"{number} {what}" for what, number in counts.items())
-    console.print(f"{out}: {said}", soft_wrap=True, highlight=False)
-
-
 def load_tokenizer(target: str, chat_template: Path | None = None) -> Any:
     """The tokenizer of a target, without its weights; HeadsmithError if there is none."""
     from headsmith.models import loading
@@ -170,10 +144,7 @@ def _print_counts(console: Any, prepared: Prepared) -> None:
 
 
 class _Bar:
-    """A progress bar on stderr that knows how far the work is."""
-
-    def __init__(self, doing: str = "preparing") -> None:
-        self.doing = doing
+    """A progress bar on stderr that knows how far the source has been read."""
 
     def __enter__(self) -> _Bar:
         from rich.console import Console
@@ -181,7 +152,7 @@ class _Bar:
 
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn(self.doing),
+            TextColumn("preparing"),
             BarColumn(),
             TextColumn("{task.fields[rows]:,} rows"),
             TimeRemainingColumn(),
@@ -189,16 +160,13 @@ class _Bar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(self.doing, total=None, rows=0)
+        self._task = self._progress.add_task("preparing", total=None, rows=0)
         self._progress.start()
         return self
 
     def update(self, fraction: float | None, rows: int) -> None:
         total = None if fraction is None else 1.0
         self._progress.update(self._task, total=total, completed=fraction or 0.0, rows=rows)
-
-    def count(self, done: int, total: int) -> None:
-        self.update(done / max(total, 1), done)
 
     def __exit__(self, *exit_info: object) -> None:
         self._progress.stop()

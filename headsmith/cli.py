@@ -36,6 +36,9 @@ COMMANDS = {
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 
+# Commands of a group that live in another room than the group: rooms import downwards only.
+ADOPTED = {"data": {"regenerate": "headsmith.inference.regenerate_cli:regenerate"}}
+
 # Distribution extras that bring an optional library, by the library's import name.
 EXTRAS = {
     "wandb": "trackers",
@@ -44,6 +47,12 @@ EXTRAS = {
     "triton": "kernels",
     "vllm": "vllm",
 }
+
+
+def _imported(where: str) -> click.Command:
+    module, attribute = where.split(":")
+    command: click.Command = getattr(import_module(module), attribute)
+    return command
 
 
 class LazyGroup(click.Group):
@@ -55,8 +64,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name].where.split(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        command = _imported(COMMANDS[cmd_name].where)
+        for name, where in ADOPTED.get(cmd_name, {}).items():
+            assert isinstance(command, click.Group)
+            command.add_command(_imported(where), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -5,7 +5,7 @@ simply overwritten.
 import torch
 from torch import Tensor
 
-from headsmith.models.attention import Span, Stack
+from headsmith.models.spans import Span, Stack
 
 
 class KeyValueCache:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.tree import Chain, DynamicTree, Shape, Tree, choose_nodes
-from headsmith.models.attention import Span, positions_of, ragged_attention
+from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.linear import pack_linears
+from headsmith.models.spans import Span, positions_of
 from headsmith.models.target import Target
 
 

@@ -22,7 +22,7 @@ from headsmith.inference.drafters import Drafter, Update
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
-from headsmith.models.attention import Span
+from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 

@@ -12,7 +12,7 @@ import torch
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.records import Response
-from headsmith.models.attention import Span
+from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 

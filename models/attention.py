@@ -12,7 +12,7 @@ heads, d head size.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,91 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from headsmith.models.spans import KeyValueStore, Span, Stack, visible
+
 NAME = "headsmith"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The `length` new tokens of one request, behind `start` tokens of `slot` in the cache that all
-    of them see.
-
-    For a draft tree `ancestors` [n, e + n] bool marks, for each new node, the nodes that it may see
-    (itself included): e of them were cached behind `start` by earlier passes, n are new. `depths`
-    int64 [e + n] are their distances from `start` (position = start + depth). None for both is the
-    causal order of a chain.
-    """
-
-    length: int
-    start: int = 0
-    slot: int = 0
-    ancestors: Tensor | None = None
-    depths: Tensor | None = None
-
-    @property
-    def offset(self) -> int:
-        """Where in its slot the first new token is stored."""
-        return (
-            self.start
-            if self.ancestors is None
-            else self.start + self.ancestors.shape[1] - self.length
-        )
-
-    def positions(self, device: torch.device | str = "cpu") -> Tensor:
-        """Positions of the new tokens, int64 [n]."""
-        if self.depths is None:
-            return torch.arange(self.start, self.start + self.length, device=device)
-        return self.start + self.depths[-self.length :].to(device)
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """B spans of one length n, to attend in one call. Made once a pass, read by every layer.
-
-    Their slots int64 [B], the cache rows of their tokens int64 [B, n], and who sees whom up to the
-    longest end: mask bool [B, 1, n, end]. `ordered` when the slots are 0..B-1.
-    """
-
-    slots: Tensor
-    rows: Tensor
-    mask: Tensor
-    ordered: bool
-
-    @classmethod
-    def of(cls, spans: Sequence[Span], window: int | None, device: torch.device) -> "Stack":
-        """Stack spans of equal length."""
-        n, end = spans[0].length, max(span.offset + span.length for span in spans)
-        mask = torch.zeros(len(spans), 1, n, end, dtype=torch.bool, device=device)
-        for row, span in zip(mask, spans, strict=True):
-            total = span.offset + n
-            seen = visible(span, total, window, device)
-            # None means causal order, which for a single token is to see everything.
-            causal = torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
-            row[0, :, :total] = causal if seen is None else seen
-        slots = [span.slot for span in spans]
-        offsets = torch.tensor([[span.offset] for span in spans], device=device)
-        return cls(
-            torch.tensor(slots, device=device),
-            offsets + torch.arange(n, device=device),
-            mask,
-            slots == list(range(len(spans))),
-        )
-
-
-class KeyValueStore(Protocol):
-    """What attention needs of a cache: store new keys and values, give back the whole prefixes."""
-
-    def extend(
-        self, layer: int, span: Span, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def extend_all(
-        self, layer: int, stack: Stack, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-def positions_of(spans: Sequence[Span], device: torch.device | str = "cpu") -> Tensor:
-    """Positions of every new token, int64 [T]."""
-    return torch.cat([span.positions(device) for span in spans])
 
 
 def ragged_attention(
@@ -150,29 +68,6 @@ def ragged_attention(
         outputs.append(_attend(rows, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks))
         begin = end
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-
-
-def visible(span: Span, total: int, window: int | None, device: torch.device) -> Tensor | None:
-    """The mask bool [n, total] of one span; None is plain causal order from an empty prefix, or
-    sees everything.
-    """
-    n = span.length
-    limit = window if window is not None and total > window else None
-    if span.ancestors is None and limit is None and (total == n or n == 1):
-        return None
-    if span.ancestors is None:
-        tail = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-    else:
-        tail = span.ancestors.to(device)
-    prefix = total - tail.shape[1]
-    mask = torch.cat([torch.ones(n, prefix, dtype=torch.bool, device=device), tail], dim=1)
-    if limit is not None:
-        behind = torch.arange(n, device=device) if span.depths is None else span.depths.to(device)
-        seen = torch.cat(
-            [torch.arange(span.start - prefix, span.start, device=device), span.start + behind]
-        )
-        mask &= span.positions(device)[:, None] - seen[None, :] < limit
-    return mask
 
 
 def _stackable(spans: Sequence[Span]) -> bool:

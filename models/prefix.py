@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headsmith.models.attention import Span, Stack
+from headsmith.models.spans import Span, Stack
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from headsmith.errors import HeadsmithError
 from headsmith.models import attention, loading
-from headsmith.models.attention import KeyValueStore, Span
 from headsmith.models.linear import at_least_float32, pack_linears
 from headsmith.models.prefix import Features, Prefix, behind, join
+from headsmith.models.spans import KeyValueStore, Span, positions_of
 
 # Keys of a config that say how it was stored, not what the model computes.
 _STORAGE_KEYS = {
@@ -179,7 +179,7 @@ class Target:
         """One pass over the new tokens ids [T] of ragged requests; see `Span`. Without the output
         head.
         """
-        positions = attention.positions_of(spans, ids.device)
+        positions = positions_of(spans, ids.device)
         with attention.attending(spans, cache), self._tapping(taps) as seen:
             output = self.decoder(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headsmith.inference.cache import KeyValueCache
-from headsmith.models.attention import Span, Stack
+from headsmith.models.spans import Span, Stack
 
 SLOTS, CAPACITY, G, D = 3, 12, 2, 4
 

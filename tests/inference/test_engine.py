@@ -14,8 +14,8 @@ from headsmith.inference.drafters import EagleDrafter
 from headsmith.inference.engine import Decoder
 from headsmith.inference.records import Pass, Request, Response
 from headsmith.inference.tree import Chain, DynamicTree, Shape, parse_shape
-from headsmith.models.attention import Span
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 Plain = Callable[..., list[Response]]

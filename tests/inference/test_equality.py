@@ -11,7 +11,7 @@ import torch
 from headsmith.errors import HeadsmithError
 from headsmith.inference.equality import check_equality
 from headsmith.inference.records import Request, Response
-from headsmith.models.attention import Span
+from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headsmith.inference.cache import KeyValueCache
-from headsmith.models.attention import Span, positions_of, ragged_attention
+from headsmith.models.attention import ragged_attention
+from headsmith.models.spans import Span, positions_of
 
 D = 8
 

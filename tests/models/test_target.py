@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headsmith.errors import HeadsmithError
-from headsmith.models.attention import Span
+from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 Write = Callable[..., Path]
