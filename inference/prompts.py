@@ -88,6 +88,10 @@ def read_jsonl(path: str | Path, task: str | None = None) -> list[Conversation]:
     return _conversations(rows, task or path.stem)
 
 
+class PromptTooLong(HeadsmithError):
+    """A prompt that fills the target's context."""
+
+
 @dataclass(slots=True)
 class RequestBuilder:
     """Makes requests from conversations with the tokenizer's own chat template.
@@ -106,7 +110,7 @@ class RequestBuilder:
     ) -> Request:
         """The request for `turn` (from 0), after `answers` to the turns before it.
 
-        Raises HeadsmithError when the prompt leaves no room for a token in the context.
+        Raises PromptTooLong when the prompt leaves no room for a token in the context.
         """
         assert len(answers) >= turn, "a turn needs the answers to the turns before it"
         request_id = conversation.id
@@ -114,7 +118,7 @@ class RequestBuilder:
             request_id = f"{request_id}#{turn + 1}"
         ids = self._tokenise(self._messages(conversation, turn, answers), request_id)
         if len(ids) + 1 > self.max_context:
-            raise HeadsmithError(
+            raise PromptTooLong(
                 f"prompt {request_id} of {conversation.task} is {len(ids)} tokens long and the "
                 f"target's context holds {self.max_context}, its answer included; shorten it or "
                 "leave it out"

@@ -5,6 +5,7 @@ line of the output, written as soon as it is done; a run that is started again g
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 from headsmith.errors import HeadsmithError
 from headsmith.files import write_text
 from headsmith.inference.engine import Decoder
-from headsmith.inference.prompts import Conversation, RequestBuilder, load_prompts
+from headsmith.inference.prompts import Conversation, PromptTooLong, RequestBuilder, load_prompts
 from headsmith.inference.records import Request, Response
 from headsmith.models.target import Target
+
+# Why a conversation has no line in the output.
+UNUSED = ("empty", "too long")
 
 
 def regenerate(
@@ -30,8 +34,8 @@ def regenerate(
     """Answer `prompts` into the JSONL file `out`, in the order of the prompts; returns counts.
 
     A line is {"id", "messages", "finish": [reason a turn]}. Conversations that `out` already holds
-    are kept. An answer that is empty ends its conversation, which is then left out and counted: it
-    is no answer to learn from.
+    are kept. An answer that is empty, or a turn that no longer fits the context, ends its
+    conversation, which is then left out and counted under that reason.
     """
     conversations = load_prompts(prompts, limit=limit)
     _check_ids(conversations)
@@ -53,11 +57,11 @@ def regenerate(
 
         decoder = Decoder(target, batch=batch, max_new_tokens=max_new_tokens)
         _answer(decoder, RequestBuilder(target.tokenizer, target.max_context), todo, finished)
-    lines = [done[c.id] for c in conversations if not done[c.id].get("empty")]
+    lines = [done[c.id] for c in conversations if "unused" not in done[c.id]]
     _write_lines(out, lines)
     partial.unlink(missing_ok=True)
-    empty = sum(bool(done[c.id].get("empty")) for c in todo)
-    return {"kept": kept, "answered": len(todo) - empty, "empty": empty}
+    unused = Counter(done[c.id]["unused"] for c in todo if "unused" in done[c.id])
+    return {"kept": kept, "answered": len(todo) - unused.total(), **{r: unused[r] for r in UNUSED}}
 
 
 def _answer(
@@ -77,12 +81,20 @@ def _answer(
         answers[conversation.id].append(str(text).strip())
         reasons[conversation.id].append(response.finish_reason)
         given = answers[conversation.id]
-        if not given[-1] or len(given) == len(conversation.turns):
+        if not given[-1]:
+            finished({"id": conversation.id, "unused": "empty"})
+        elif len(given) == len(conversation.turns):
             finished(_line(conversation, given, reasons[conversation.id]))
 
     for turn in range(max((len(c.turns) for c in conversations), default=0)):
         open_ones = [c for c in conversations if len(c.turns) > turn and all(answers[c.id])]
-        requests = [builder.build(c, turn, answers[c.id]) for c in open_ones]
+        requests = []
+        for conversation in open_ones:
+            try:
+                requests.append(builder.build(conversation, turn, answers[conversation.id]))
+            except PromptTooLong:
+                finished({"id": conversation.id, "unused": "too long"})
+                answers[conversation.id].append("")
         # Alike lengths together: a pass reads every cache up to the longest of its requests.
         decoder.generate(sorted(requests, key=_length), collect)
 
@@ -92,8 +104,6 @@ def _length(request: Request) -> int:
 
 
 def _line(conversation: Conversation, answers: list[str], finish: list[str]) -> dict[str, Any]:
-    if not all(answers):
-        return {"id": conversation.id, "empty": True}
     messages: list[dict[str, str]] = [dict(m) for m in conversation.context]
     for question, answer in zip(conversation.turns, answers, strict=True):
         messages += [

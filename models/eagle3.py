@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.eagle3_files import read_checkpoint, write_checkpoint
+from headsmith.models.eagle3_init import initialise
 from headsmith.models.target import Target
 
 
@@ -164,19 +165,14 @@ class Eagle3Head(nn.Module):
         norm_output: bool = False,
         seed: int = 0,
     ) -> "Eagle3Head":
-        """A fresh float32 head of the target's widths and RoPE; lm_head starts from the target's
-        rows (spec 1.5).
+        """A fresh float32 head of the target's widths and RoPE; its taps are still to be balanced
+        (models/eagle3_init.py).
         """
         config = Eagle3Config.for_target(
             target, len(draft_ids), taps=taps, fc_norm=fc_norm, norm_output=norm_output
         )
         head = cls(config, draft_ids.cpu())
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for module in head.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.normal_(0.0, config.initializer_range, generator=generator)
-            head.lm_head.weight.copy_(target.head_weight[draft_ids.to(target.device)].float())
+        initialise(head, target.head_weight[draft_ids.to(target.device)], seed)
         return head
 
     @classmethod
@@ -244,15 +240,19 @@ class Eagle3Head(nn.Module):
         """
         return target.embed(ids) if self.embed_tokens is None else self.embed_tokens(ids)
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        """Target taps [n, m, H_t] -> z [n, H]. Only ever applied to the target's own states."""
+    def read(self, taps: Tensor) -> Tensor:
+        """Target taps [n, m, H_t] as `fc` reads them, same shape: normed if the flags say so."""
         if self.config.norm_before_fc:
             taps = self.input_norm(taps.flatten(1)).view_as(taps)
         if self.config.fc_norm:
             taps = torch.stack(
                 [norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], 1
             )
-        return self.fc(taps.flatten(1))
+        return taps
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Target taps [n, m, H_t] -> z [n, H]. Only ever applied to the target's own states."""
+        return self.fc(self.read(taps).flatten(1))
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary tables of positions [n] -> cos, sin [n, d] in the head's dtype."""

@@ -17,6 +17,7 @@ from headsmith import __version__
 from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.eagle3_init import balance_taps
 from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
@@ -78,7 +79,7 @@ def new_head(
     kept = draft_vocabulary(counts, size, target.always_drafted)
     share = coverage(counts, kept)
     say(f"vocabulary: {len(kept)} of {target.vocab_size} ids cover {share:.2%} of trained tokens")
-    return Eagle3Head.for_target(
+    head = Eagle3Head.for_target(
         target,
         kept,
         taps=tuple(section.taps) if section.taps else None,
@@ -86,6 +87,11 @@ def new_head(
         norm_output=section.norm_output,
         seed=recipe.train.seed,
     )
+    batches = corpus.batches
+    row = batches.row(0)
+    states = target.features(row.ids.to(target.device), row.lengths, head.taps, batches.shared)
+    balance_taps(head, states.taps.cpu())
+    return head
 
 
 def load_head(path: str | Path, target: Target) -> Eagle3Head:

@@ -25,9 +25,9 @@ from pathlib import Path
 
 BANK = Path(__file__).parent / "bank"
 OUTPUT = Path(__file__).parent / "prompts.jsonl"
-QUOTAS = {"chat": 560, "code": 320, "maths": 240, "summary": 240, "extraction": 240}
+QUOTAS = {"chat": 480, "code": 300, "maths": 260, "summary": 280, "extraction": 280}
 TWO_TURN_SHARE = 0.12
-MAX_WORDS = 150
+MAX_WORDS = 110
 SEED = 20240611
 
 _SLOT = re.compile(r"\{([^{}]+)\}")

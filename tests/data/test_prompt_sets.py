@@ -69,8 +69,8 @@ def test_ids_are_unique_and_turns_are_clean_text(path: Path) -> None:
 
 def test_training_counts(training: list[dict[str, Any]]) -> None:
     counts = Counter(row["id"].split("-")[0] for row in training)
-    assert counts == {"chat": 560, "code": 320, "maths": 240, "summary": 240, "extraction": 240}
-    assert sum("turns" in row for row in training) == 192
+    assert counts == {"chat": 480, "code": 300, "maths": 260, "summary": 280, "extraction": 280}
+    assert sum("turns" in row for row in training) == 193
 
 
 def test_training_row_has_messages_or_two_turns(training: list[dict[str, Any]]) -> None:
@@ -86,7 +86,7 @@ def test_training_prompts_are_distinct_and_short(training: list[dict[str, Any]])
     first = [user_turns(row)[0] for row in training]
     lengths = sorted(len(text.split()) for text in first)
     assert len({fold(text) for text in first}) == len(first)
-    assert lengths[-1] <= 150
+    assert lengths[-1] <= 110
     assert lengths[len(lengths) * 8 // 10] < 40
 
 

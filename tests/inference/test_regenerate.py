@@ -53,7 +53,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def whole(target: Target, prompts: str, tmp_path: Path) -> Path:
     """The answers of a run that nobody disturbed."""
     out = tmp_path / "whole" / "answers.jsonl"
-    assert answer(target, prompts, out) == {"kept": 0, "answered": 4, "empty": 0}
+    assert answer(target, prompts, out) == {"kept": 0, "answered": 4, "empty": 0, "too long": 0}
     return out
 
 
@@ -93,7 +93,7 @@ def test_a_second_run_answers_nothing_again(
     target: Target, prompts: str, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen = whole.read_bytes(), asked(monkeypatch)
-    assert answer(target, prompts, whole) == {"kept": 4, "answered": 0, "empty": 0}
+    assert answer(target, prompts, whole) == {"kept": 4, "answered": 0, "empty": 0, "too long": 0}
     assert seen == [] and whole.read_bytes() == before
 
 
@@ -124,7 +124,7 @@ def test_a_killed_run_goes_on_where_it_was(
     assert not out.exists() and set(read(partial)) == {"b", calls[0]}
     seen = asked(monkeypatch)
     counts = answer(target, prompts, out)
-    assert counts == {"kept": 2, "answered": 2, "empty": 0}
+    assert counts == {"kept": 2, "answered": 2, "empty": 0, "too long": 0}
     assert sorted(seen) == sorted({"a", "b", "c", "d"} - {"b", calls[0]})
     assert out.read_text() == whole.read_text() and not partial.exists()
 
@@ -146,8 +146,20 @@ def test_an_empty_answer_ends_its_conversation(
     monkeypatch.setattr(type(target.tokenizer), "decode", lambda *a, **k: " \n")
     seen = asked(monkeypatch)
     out = tmp_path / "empty.jsonl"
-    assert answer(target, prompts, out) == {"kept": 0, "answered": 0, "empty": 4}
+    assert answer(target, prompts, out) == {"kept": 0, "answered": 0, "empty": 4, "too long": 0}
     assert sorted(seen) == ["a", "b", "c", "d"] and out.read_text() == ""
+
+
+@pytest.mark.parametrize("turns", [["word " * 600], ["one", "word " * 600]])
+def test_a_turn_that_does_not_fit_costs_only_its_conversation(
+    target: Target, tmp_path: Path, turns: list[str]
+) -> None:
+    prompts, out = tmp_path / "long.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": "long", "turns": turns}, {"id": "short", "prompt": "tea?"}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts = answer(target, str(prompts), out)
+    assert counts == {"kept": 0, "answered": 1, "empty": 0, "too long": 1}
+    assert list(read(out)) == ["short"]
 
 
 def test_progress_and_limit(target: Target, prompts: str, tmp_path: Path) -> None:
@@ -155,7 +167,7 @@ def test_progress_and_limit(target: Target, prompts: str, tmp_path: Path) -> Non
     counts = answer(
         target, prompts, tmp_path / "o.jsonl", limit=2, progress=lambda *s: steps.append(s)
     )
-    assert counts == {"kept": 0, "answered": 2, "empty": 0}
+    assert counts == {"kept": 0, "answered": 2, "empty": 0, "too long": 0}
     assert steps == [(1, 2), (2, 2)]
 
 

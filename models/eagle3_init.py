@@ -1,0 +1,44 @@
+"""How a fresh EAGLE-3 head begins. A head that trains for minutes stays near its beginning, so all
+parts of its layer must speak equally loudly there (measured in docs/log.md).
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from headsmith.models.eagle3 import Eagle3Head
+
+
+@torch.no_grad()
+def initialise(head: "Eagle3Head", target_rows: Tensor, seed: int) -> None:
+    """Give `head` its first weights, in place: matrices that keep the RMS of what they read,
+    queries equal to their keys, and as lm_head the target's rows [V_d, H] of the draft ids
+    (spec/eagle.md 1.5).
+
+    A row whose query equals its key reads mostly itself. That is the only way for the embedding of
+    the newest token into the state; attention that begins at random averages it away.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
+    attention, config = head.midlayer.self_attn, head.config
+    keys = attention.k_proj.weight.unflatten(0, (config.num_kv_heads, config.head_dim))
+    queries = keys.repeat_interleave(config.num_heads // config.num_kv_heads, 0)
+    attention.q_proj.weight.copy_(queries.flatten(0, 1))
+    head.lm_head.weight.copy_(target_rows.float())
+
+
+@torch.no_grad()
+def balance_taps(head: "Eagle3Head", taps: Tensor) -> None:
+    """Scale the columns of a fresh `fc` by the sizes of real `taps` [n, m, H_t], so that all taps
+    weigh the same in z and z has RMS 1.
+
+    Deep layers of a target are an order of magnitude louder than early ones, and a loud z drowns
+    what attention and MLP add to it. Medians over the rows, for a few tokens are huge (the sink).
+    """
+    sizes = head.read(taps.to(head.fc.weight)).square().mean(-1).sqrt().median(0).values
+    sizes = sizes.clamp(min=head.config.rms_norm_eps)
+    head.fc.weight.div_(sizes.repeat_interleave(head.config.target_width))
