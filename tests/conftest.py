@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data in {folder}: set HEADSMITH_SHARED")
     return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """write(name, text) makes a file in `tmp_path`, whose folder must be there."""
+
+    def make(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
 
 
 def byte_tokenizer() -> Any:
