@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from headsmith.inference.drafters import Update
 from headsmith.inference.engine import Decoder
@@ -22,22 +22,18 @@ VOCAB = 96
 
 
 @pytest.fixture(scope="session")
-def small_target(tiny_tokenizer: Any) -> Target:
+def small_target(tiny_tokenizer: Any, make_llama: Callable[..., LlamaForCausalLM]) -> Target:
     """4 blocks, H 32, 96 ids, no stop id: its text wanders and never ends by itself."""
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
+    model = make_llama(
+        seed=11,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         vocab_size=VOCAB,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=None,
     )
-    torch.manual_seed(11)
-    target = Target(LlamaForCausalLM(config).double(), tiny_tokenizer, "small")
+    target = Target(model.double(), tiny_tokenizer, "small")
     # The tokenizer's own end of sequence lies beyond the 96 ids.
     assert all(i >= VOCAB for i in target.stop_ids)
     return target
