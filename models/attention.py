@@ -65,7 +65,10 @@ def ragged_attention(
             mask = None if mask is None else mask[-1:]
         else:
             rows = query[:, begin:end]
-        outputs.append(_attend(rows, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks))
+        if softcap is None and sinks is None:
+            outputs.append(_attend(rows, keys, values, mask, scale))
+        else:
+            outputs.append(_explicit(rows, keys, values, mask, scale, softcap, sinks))
         begin = end
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
@@ -100,19 +103,10 @@ def _attend_stacked(
 
 
 def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     heads, n, _ = query.shape
     groups = heads // keys.shape[0]
-    if softcap is not None or sinks is not None:
-        return _explicit(query, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
     if mask is None and n > 1:
         return F.scaled_dot_product_attention(
             query[None],
@@ -136,7 +130,6 @@ def _explicit(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    *,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,

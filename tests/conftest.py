@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,21 @@ def shared_dir() -> Path:
     return folder
 
 
-def byte_tokenizer() -> Any:
-    """Every byte is a token; ChatML around the turns."""
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """write(name, text) makes a file in `tmp_path`, whose folder must be there."""
+
+    def make(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """A tokenizer whose tokens are bytes, with a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -65,33 +79,41 @@ def byte_tokenizer() -> Any:
     return fast
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer() -> Any:
-    """A tokenizer whose tokens are bytes, with a ChatML template."""
-    return byte_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def tiny_target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 8 blocks and 300 ids, with a byte tokenizer."""
+def tiny_llama(seed: int, **changes: Any) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
+
+
+@pytest.fixture(scope="session")
+def make_llama() -> Callable[..., Any]:
+    """make_llama(seed, **config): a random model, of H 32 and two query heads a key head."""
+    return tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tiny_target_dir(tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 8 blocks and 300 ids, with a byte tokenizer."""
     path = tmp_path_factory.mktemp("target")
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
+    model = tiny_llama(
+        seed=7,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         vocab_size=300,
         max_position_embeddings=512,
         initializer_range=0.15,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tiny_tokenizer.bos_token_id,
+        eos_token_id=tiny_tokenizer.eos_token_id,
     )
-    torch.manual_seed(7)
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    model.save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
     return path

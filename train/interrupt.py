@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Interrupt:
@@ -22,12 +22,7 @@ class Interrupt:
         self.previous = {n: signal.signal(n, self._on) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exit_info: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 

@@ -1,9 +1,9 @@
-"""Reading conversations: every layout, every container, and every way that a source is broken."""
+"""Reading conversations: every layout, files, folders and the Hub, and what is no source."""
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,16 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from headsmith.data import json_records
 from headsmith.data.hub import is_hub_id
 from headsmith.data.read import read_conversations
 from headsmith.errors import EnvironmentFault, HeadsmithError
 
+Write = Callable[[str, str], Path]
 GOOD = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = {
     "id": "x",
     "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
 }
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -55,8 +50,8 @@ def questions(source: Any, **options: Any) -> list[str]:
         {"messages": None, "conversations": GOOD},
     ],
 )
-def test_every_layout_becomes_roles_and_contents(tmp_path: Path, record: Any) -> None:
-    path = write(tmp_path / "data.jsonl", json.dumps(record))
+def test_every_layout_becomes_roles_and_contents(write: Write, record: Any) -> None:
+    path = write("data.jsonl", json.dumps(record))
     assert list(read_conversations(path)) == [GOOD]
 
 
@@ -82,18 +77,18 @@ def test_every_layout_becomes_roles_and_contents(tmp_path: Path, record: Any) ->
     ],
 )
 def test_a_row_that_is_not_used_is_counted_under_its_reason(
-    tmp_path: Path, record: Any, reason: str
+    write: Write, record: Any, reason: str
 ) -> None:
-    path = write(tmp_path / "data.json", json.dumps([record, {"messages": GOOD}]))
+    path = write("data.json", json.dumps([record, {"messages": GOOD}]))
     conversations = read_conversations(path)
     assert list(conversations) == [GOOD]
     assert conversations.skipped == {reason: 1}
 
 
 def test_roles_are_counted_as_the_source_writes_them_and_a_second_pass_starts_anew(
-    tmp_path: Path,
+    write: Write,
 ) -> None:
-    path = write(tmp_path / "data.json", json.dumps([SHAREGPT, {"messages": GOOD}, {}]))
+    path = write("data.json", json.dumps([SHAREGPT, {"messages": GOOD}, {}]))
     conversations = read_conversations(path)
     for _ in range(2):
         assert len(list(conversations)) == 2
@@ -102,137 +97,18 @@ def test_roles_are_counted_as_the_source_writes_them_and_a_second_pass_starts_an
         assert conversations.progress == 1.0
 
 
-def test_a_system_message_may_come_first(tmp_path: Path) -> None:
+def test_a_system_message_may_come_first(write: Write) -> None:
     messages = [{"role": "system", "content": "s"}, *GOOD]
-    path = write(tmp_path / "data.json", json.dumps([{"messages": messages}]))
+    path = write("data.json", json.dumps([{"messages": messages}]))
     assert list(read_conversations(path)) == [messages]
 
 
-# JSON arrays
+# Files and folders
 
 
-@pytest.fixture(params=[5, 64, 1 << 20])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(json_records, "_CHUNK", request.param)
-    return request.param
-
-
-def array_text() -> str:
-    texts = [
-        'plain "quoted" \\ text',
-        "caf\u00e9 \u4f60\u597d \U0001f600",
-        "line\nbreak [1, {2}]",
-        "x" * 90,
-    ]
-    data = [{"messages": [{**GOOD[0], "content": t}, GOOD[1]]} for t in texts]
-    return json.dumps(data, ensure_ascii=False, indent=1)
-
-
-def test_an_array_is_read_whole_whatever_the_chunk(tmp_path: Path, chunk: int) -> None:
-    path = write(tmp_path / "data.json", "\ufeff  " + array_text() + "\n")
-    conversations = read_conversations(path)
-    assert [c[0]["content"] for c in conversations] == [
-        record["messages"][0]["content"] for record in json.loads(array_text())
-    ]
-    assert conversations.warnings == []
-
-
-def test_an_array_cut_at_any_byte_gives_what_was_whole_and_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json_records, "_CHUNK", 64)
-    whole = array_text().encode()
-    decoder = json.JSONDecoder()
-    ends, starts, at = [], [], 1
-    while (start := array_text().find("{", at)) >= 0:
-        at = decoder.raw_decode(array_text(), start)[1]
-        starts.append(len(array_text()[:start].encode()))
-        ends.append(len(array_text()[:at].encode()))
-    assert len(ends) == 4
-    path = tmp_path / "cut.json"
-    for cut in range(1, len(whole)):
-        path.write_bytes(whole[:cut])
-        conversations = read_conversations(path)
-        count = len(list(conversations))
-        assert count == sum(end <= cut for end in ends), cut
-        (warning,) = conversations.warnings
-        assert f"cut off: it ends at byte {cut} " in warning and f"the {count} records" in warning
-        if any(start < cut < end for start, end in zip(starts, ends, strict=True)):
-            assert f"inside the record that begins at byte {starts[count]};" in warning
-
-
-def test_damage_in_the_middle_names_its_byte_and_reads_no_further(
-    tmp_path: Path, chunk: int
-) -> None:
-    good, filler = json.dumps({"messages": GOOD}), json.dumps([{"messages": GOOD}] * 20)[1:]
-    path = write(tmp_path / "data.json", f'[{good}, {{"a" 1}}, {filler}')
-    conversations = read_conversations(path)
-    assert list(conversations) == [GOOD]
-    (warning,) = conversations.warnings
-    assert f"begins at byte {len(good) + 3};" in warning
-    assert f"damaged at byte {len(good) + 8} " in warning or chunk < 64
-
-
-def test_text_that_is_not_utf8_names_its_byte(tmp_path: Path, chunk: int) -> None:
-    path = tmp_path / "data.json"
-    path.write_bytes(b'[{"messages": "caf\xe9 and more"}]')
-    with pytest.raises(HeadsmithError, match="is not UTF-8 at byte 18; "):
-        list(read_conversations(path))
-
-
-def test_a_record_far_larger_than_a_chunk(tmp_path: Path, chunk: int) -> None:
-    big = [{**GOOD[0], "content": "y" * 5000}, GOOD[1]]
-    path = write(tmp_path / "data.json", json.dumps([{"messages": big}, {"messages": GOOD}]))
-    assert list(read_conversations(path)) == [big, GOOD]
-
-
-def test_an_empty_array_is_no_conversation_and_no_warning(tmp_path: Path) -> None:
-    conversations = read_conversations(write(tmp_path / "data.json", "[ ]"))
-    assert list(conversations) == [] and conversations.warnings == []
-
-
-@pytest.mark.slow
-def test_the_cut_off_sharegpt_file() -> None:
-    path = os.environ.get("HEADSMITH_SHAREGPT")
-    if not path:
-        pytest.skip("HEADSMITH_SHAREGPT does not point to the cut-off ShareGPT file")
-    conversations = read_conversations(path)
-    assert sum(1 for _ in conversations) > 10_000
-    (warning,) = conversations.warnings
-    assert f"ends at byte {Path(path).stat().st_size} inside the record" in warning
-
-
-# JSON Lines
-
-
-def test_bad_lines_are_counted_and_named_once(tmp_path: Path) -> None:
-    good = json.dumps({"messages": GOOD})
-    path = write(tmp_path / "data.jsonl", f"{good}\n{{bad\n\n{good}\n[1, 2\n{good[:-4]}")
-    conversations = read_conversations(path)
-    assert list(conversations) == [GOOD, GOOD]
-    assert conversations.skipped == {"line is not JSON": 3}
-    (warning,) = conversations.warnings
-    assert warning.endswith("3 lines are not JSON and are left out: 2, 5, 6")
-
-
-def test_lines_may_hold_lists_and_unicode_line_separators(tmp_path: Path) -> None:
-    messages = [{**GOOD[0], "content": "a\u2028b"}, GOOD[1]]
-    text = json.dumps(messages, ensure_ascii=False) + "\r\n"
-    assert list(read_conversations(write(tmp_path / "d.jsonl", text * 2))) == [messages] * 2
-
-
-def test_lines_are_recognised_without_their_suffix(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.json", "".join(json.dumps(r) + "\n" for r in rows(3)))
+def test_lines_are_recognised_without_their_suffix(write: Write) -> None:
+    path = write("data.json", "".join(json.dumps(r) + "\n" for r in rows(3)))
     assert questions(path) == ["q0", "q1", "q2"]
-
-
-def test_no_good_line_at_all_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.json", "{\n 'a': 1\n}\n")
-    with pytest.raises(HeadsmithError, match="is not JSON Lines: none of its 3 lines"):
-        list(read_conversations(path))
-
-
-# Arrow and Parquet
 
 
 def test_parquet_and_both_arrow_layouts(tmp_path: Path) -> None:
@@ -258,10 +134,12 @@ def test_saved_data_sets_and_their_splits(tmp_path: Path) -> None:
         questions(tmp_path / "two", split="dev")
 
 
-def test_a_folder_of_files_is_read_in_the_order_of_their_names(tmp_path: Path) -> None:
-    write(tmp_path / "b.json", json.dumps(rows(2)))
-    write(tmp_path / "a.jsonl", json.dumps({"messages": GOOD}))
-    write(tmp_path / "README.md", "not data")
+def test_a_folder_of_files_is_read_in_the_order_of_their_names(
+    tmp_path: Path, write: Write
+) -> None:
+    write("b.json", json.dumps(rows(2)))
+    write("a.jsonl", json.dumps({"messages": GOOD}))
+    write("README.md", "not data")
     assert questions(tmp_path) == ["q", "q0", "q1"]
 
 
@@ -346,10 +224,10 @@ def test_what_the_hub_refuses_is_one_sentence(
 
 
 def test_an_existing_path_is_never_taken_for_a_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "org").mkdir()
-    write(tmp_path / "org" / "name", json.dumps(rows(1)))
+    write("org/name", json.dumps(rows(1)))
     monkeypatch.chdir(tmp_path)
     assert not is_hub_id("org/name")
     assert questions("org/name") == ["q0"]

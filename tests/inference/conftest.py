@@ -1,4 +1,4 @@
-"""A tiny random target in float64, prompts, its own plain answers, and drafters that know them."""
+"""A tiny random target in float64, prompts, its own plain answers, and drafters for them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from headsmith.inference.drafters import Update
 from headsmith.inference.engine import Decoder
 from headsmith.inference.records import Request, Response
 from headsmith.inference.tree import DynamicTree, Shape, Tree
+from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 
 VOCAB = 96
 
 
 @pytest.fixture(scope="session")
-def small_target(tiny_tokenizer: Any) -> Target:
+def small_target(tiny_tokenizer: Any, make_llama: Callable[..., LlamaForCausalLM]) -> Target:
     """4 blocks, H 32, 96 ids, no stop id: its text wanders and never ends by itself."""
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
+    model = make_llama(
+        seed=11,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         vocab_size=VOCAB,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=None,
     )
-    torch.manual_seed(11)
-    target = Target(LlamaForCausalLM(config).double(), tiny_tokenizer, "small")
+    target = Target(model.double(), tiny_tokenizer, "small")
     # The tokenizer's own end of sequence lies beyond the 96 ids.
     assert all(i >= VOCAB for i in target.stop_ids)
     return target
@@ -66,6 +63,63 @@ def plain(small_target: Target) -> Callable[..., list[Response]]:
 def answers(requests: list[Request], plain: Callable[..., list[Response]]) -> dict[str, list[int]]:
     """What the target says to each prompt, 40 tokens of it, by request id."""
     return {r.request.id: r.output_ids for r in plain(requests, max_new_tokens=40)}
+
+
+@pytest.fixture(scope="session")
+def head(small_target: Target) -> Eagle3Head:
+    """A fresh EAGLE-3.1 head; it drafts every second id."""
+    vocabulary = torch.arange(0, small_target.vocab_size, 2)
+    return Eagle3Head.for_target(
+        small_target, vocabulary, taps=(1, 2, 4), fc_norm=True, norm_output=True
+    )
+
+
+def check_accounts(response: Response) -> None:
+    """Identities that hold for every response, whatever drafted it."""
+    passes, length = response.passes, len(response.output_ids)
+    assert sum(p.committed for p in passes) == length - 1
+    for p in passes:
+        assert 0 <= p.accepted <= p.proposed <= p.nodes
+        assert 1 <= p.committed <= p.accepted + 1
+    # Only the last pass can be cut.
+    assert all(p.committed == p.accepted + 1 for p in passes[:-1])
+    assert len(response.token_times) == length
+    assert response.token_times == sorted(response.token_times)
+    assert response.prefill_s == response.token_times[0]
+
+
+@pytest.fixture(scope="session")
+def decode(small_target: Target) -> Callable[..., list[Response]]:
+    """decode(drafter, requests, target=small_target, **Decoder arguments), accounts checked."""
+
+    def run(
+        drafter: Any, requests: list[Request], target: Target = small_target, **arguments: Any
+    ) -> list[Response]:
+        responses, phases = Decoder(target, drafter, **arguments).generate(requests)
+        assert [r.request for r in responses] == requests
+        for response in responses:
+            check_accounts(response)
+        assert min(phases.prefill_s, phases.draft_s, phases.verify_s, phases.other_s) >= 0
+        return responses
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def same_text(
+    requests: list[Request],
+    plain: Callable[..., list[Response]],
+    decode: Callable[..., list[Response]],
+) -> Callable[..., list[Response]]:
+    """same_text(drafter, batch, **Decoder arguments): responses, their text the plain one."""
+
+    def run(drafter: Any, batch: int, **arguments: Any) -> list[Response]:
+        responses = decode(drafter, requests, batch=batch, **arguments)
+        for got, own in zip(responses, plain(requests, **arguments), strict=True):
+            assert (got.output_ids, got.finish_reason) == (own.output_ids, own.finish_reason)
+        return responses
+
+    return run
 
 
 class Knowing:

@@ -1,7 +1,5 @@
 """A fresh head: all parts of its layer are equally loud, whatever the target's states look like."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,11 +18,6 @@ def loud_taps(rows: int, width: int) -> torch.Tensor:
     taps *= torch.tensor([1.0, 10.0, 100.0])[:, None]
     taps[0] *= 1000
     return taps
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target_dir: Path) -> Target:
-    return Target.load(tiny_target_dir)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`evaluate` and `headsmith eval` on a tiny random target: the files, the words, the exit codes."""
+"""`evaluate` on a tiny random target: what is measured, and the files that say it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
-from headsmith.cli import cli, run
-from headsmith.errors import EqualityFailed, HeadsmithError
-from headsmith.inference import equality
-from headsmith.inference.equality import Equality
 from headsmith.inference.evaluate import EvalSettings, evaluate, quick_tau, raise_if_unequal
 from headsmith.inference.metrics import summarise
 from headsmith.inference.records import Request, Steps
@@ -25,10 +19,6 @@ from headsmith.inference.tree import Chain
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 
-TEMPLATE = (
-    "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
-)
 METRICS = {
     "tau",
     "tau_ci",
@@ -63,58 +53,6 @@ SPEED = {
 }
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
-    )
-    return fast
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A target, a head whose lm_head is the target's, and prompts of which one has two turns."""
-    root = tmp_path_factory.mktemp("eval")
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=160,
-        initializer_range=0.2,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    torch.manual_seed(3)
-    LlamaForCausalLM(config).save_pretrained(root / "target")
-    tokenizer.save_pretrained(root / "target")
-    target = Target.load(root / "target")
-    vocabulary = torch.arange(target.vocab_size)
-    Eagle3Head.for_target(target, vocabulary).save(root / "head")
-    rows = [
-        {"prompt": "red green", "task": "colours"},
-        {"turns": ["one two", "three"], "task": "numbers"},
-        {"prompt": "blue", "task": "colours"},
-    ]
-    prompts = root / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return root / "target", root / "head", prompts
-
-
-@pytest.fixture
-def settings(folders: tuple[Path, Path, Path]) -> EvalSettings:
-    target, head, prompts = folders
-    return EvalSettings(
-        target=str(target), head=str(head), prompts=str(prompts), max_new_tokens=8, device="cpu"
-    )
-
-
 @dataclass
 class Measured:
     """One evaluation that several tests look at."""
@@ -144,19 +82,6 @@ def measured(
     progress: list[tuple[int, int]] = []
     result = evaluate(settings, lambda done, total, label: progress.append((done, total)))
     return Measured(result, out, progress)
-
-
-def arguments(folders: tuple[Path, Path, Path], *more: str) -> list[str]:
-    target, head, prompts = folders
-    return [
-        "eval",
-        f"--target={target}",
-        f"--head={head}",
-        f"--prompts={prompts}",
-        "--max-new-tokens=2",
-        "--device=cpu",
-        *more,
-    ]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -231,12 +156,11 @@ def test_target_and_head_are_described(
     assert result["device"]["threads"] >= 1 and result["versions"]["torch"] == torch.__version__
 
 
-def test_second_turn_holds_the_first_answer(measured: Measured) -> None:
-    tokenizer = byte_tokenizer()
+def test_second_turn_holds_the_first_answer(measured: Measured, tiny_tokenizer: Any) -> None:
     by_id = {one["id"]: one for one in lines(measured.out / "responses.jsonl")}
-    prompt = tokenizer.decode(by_id["1#2"]["prompt_ids"])
-    assert prompt.startswith("<s>user:one two</s><s>assistant:")
-    assert prompt.endswith("<s>user:three</s><s>assistant:")
+    prompt = tiny_tokenizer.decode(by_id["1#2"]["prompt_ids"])
+    assert prompt.startswith("<|im_start|>user\none two<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.endswith("<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n")
     assert by_id["1#1"]["text"] in prompt
 
 
@@ -267,10 +191,10 @@ def test_quick_tau_is_the_same_tau(measured: Measured, folders: tuple[Path, Path
 
 
 def test_stop_string_ends_answers_and_is_counted(
-    measured: Measured, settings: EvalSettings, tmp_path: Path
+    measured: Measured, settings: EvalSettings, tiny_tokenizer: Any, tmp_path: Path
 ) -> None:
     answer = lines(measured.out / "responses.jsonl")[0]
-    text = byte_tokenizer().decode(answer["output_ids"][4:5])
+    text = tiny_tokenizer.decode(answer["output_ids"][4:5])
     evaluate(replace(settings, out=str(tmp_path), stop=(text,), limit=1, baseline=False))
     (stopped,) = lines(tmp_path / "responses.jsonl")
     assert stopped["finish_reason"] == "stop" and len(stopped["output_ids"]) <= 5
@@ -304,96 +228,3 @@ def test_repeating_output_is_told_from_varied_output() -> None:
     assert is_degenerate([5, 6] * 30)
     assert not is_degenerate(list(range(60)))
     assert not is_degenerate([5] * 20), "too short to say"
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"draft": "chain:-2"}, "depth is -2"),
-        ({"draft": "chain:0"}, "depth is 0"),
-        ({"draft": "bush:3"}, "neither chain:DEPTH nor tree"),
-        ({"drafter": "ngram"}, "drafter is 'ngram'; it can be head, none"),
-        ({"rule": "typical"}, "rule is 'typical'"),
-        ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"batch": ()}, "name each batch size once"),
-        ({"batch": (1, 1)}, "name each batch size once"),
-        ({"batch": (0,)}, "batch is 0"),
-        ({"max_new_tokens": 0}, "max-new-tokens is 0"),
-        ({"limit": -1}, "limit is -1"),
-        ({"threads": 0}, "threads is 0"),
-        ({"stop": ("",)}, "stop string is empty"),
-        ({"head": None}, "which head"),
-        ({"head": "/no/such/folder"}, "there is no head in /no/such/folder"),
-        ({"drafter": "none", "target": None}, "add --target"),
-    ],
-)
-def test_settings_are_refused_in_one_sentence(
-    settings: EvalSettings, change: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(HeadsmithError, match=sentence) as fault:
-        replace(settings, **change)
-    assert fault.value.exit_code == 2 and "\n" not in str(fault.value)
-
-
-def test_json_on_stdout_is_alone_there(folders: tuple[Path, Path, Path]) -> None:
-    outcome = CliRunner().invoke(cli, arguments(folders, "--json", "-", "--batch", "1,2"))
-    assert outcome.exit_code == 0, outcome.output
-    result = json.loads(outcome.stdout)
-    assert result["setup"]["batch"] == [1, 2]
-    assert "tau = committed tokens / verification passes" in outcome.stderr.replace("\n", "")
-
-
-def test_json_to_a_file_leaves_the_table_on_stdout(
-    folders: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    path = tmp_path / "r.json"
-    outcome = CliRunner().invoke(cli, arguments(folders, "--json", str(path), "--no-baseline"))
-    assert outcome.exit_code == 0, outcome.output
-    assert "acceptance" in outcome.stdout
-    assert json.loads(path.read_text())["speed"][0]["speedup"] is None
-
-
-def test_failed_equality_is_exit_code_3_after_everything_is_written(
-    folders: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = Equality(24, 23, 0, 1, {"id": "0", "index": 3, "margin": 1.5})
-    monkeypatch.setattr(equality, "check_equality", lambda *args, **kwargs: bad)
-    path, out = tmp_path / "r.json", tmp_path / "out"
-    code = run(cli, arguments(folders, "--json", str(path), "--out", str(out)))
-    assert code == 3
-    for written in (path, out / "result.json"):
-        assert json.loads(written.read_text())["equality"]["fails"] == 1
-    with pytest.raises(EqualityFailed, match="1 of 24 output tokens.*fault of the decoder"):
-        raise_if_unequal(json.loads(path.read_text()))
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--draft=chain:-1"], "depth is -1"),
-        (["--batch=two"], "is not a list of batch sizes"),
-        (["--target=/no/such/model"], "/no/such/model"),
-        (["--prompts=/no/such/prompts.jsonl"], "neither a file nor a task"),
-        (["--prompts=gsm8k", "--data-dir=/no/such/folder"], "there is no gsm8k.jsonl"),
-        (["--head=/no/such/head"], "there is no head in"),
-        (["--system-prompt=" + "long " * 60], "the target's context holds 160"),
-    ],
-)
-def test_mistakes_end_in_one_sentence_and_exit_code_2(
-    folders: tuple[Path, Path, Path],
-    more: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(cli, arguments(folders, *more)) == 2
-    captured = capsys.readouterr()
-    said = [line for line in captured.err.splitlines() if "headsmith: error:" in line]
-    assert len(said) == 1 and sentence in said[0]
-    assert "Traceback" not in captured.err
-
-
-def test_target_is_taken_from_the_head(
-    folders: tuple[Path, Path, Path], settings: EvalSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(cli, ["eval", f"--head={folders[1]}", f"--prompts={folders[2]}"]) == 2
-    assert "has no headsmith.json that names its target; add --target" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""Settings that are refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headsmith.errors import HeadsmithError
+from headsmith.inference.settings import EvalSettings
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"draft": "chain:-2"}, "depth is -2"),
+        ({"draft": "chain:0"}, "depth is 0"),
+        ({"draft": "bush:3"}, "neither chain:DEPTH nor tree"),
+        ({"drafter": "ngram"}, "drafter is 'ngram'; it can be head, none"),
+        ({"rule": "typical"}, "rule is 'typical'"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"batch": ()}, "name each batch size once"),
+        ({"batch": (1, 1)}, "name each batch size once"),
+        ({"batch": (0,)}, "batch is 0"),
+        ({"max_new_tokens": 0}, "max-new-tokens is 0"),
+        ({"limit": -1}, "limit is -1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"stop": ("",)}, "stop string is empty"),
+        ({"head": None}, "which head"),
+        ({"head": "/no/such/folder"}, "there is no head in /no/such/folder"),
+        ({"drafter": "none", "target": None}, "add --target"),
+    ],
+)
+def test_settings_are_refused_in_one_sentence(
+    settings: EvalSettings, change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(HeadsmithError, match=sentence) as fault:
+        replace(settings, **change)
+    assert fault.value.exit_code == 2 and "\n" not in str(fault.value)
