@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from headsmith.models.target import Target
 
 FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+# The flags that each kind of head sets (spec/eagle.md 2.1). All others are off unless a checkpoint
+# of somebody else sets them: in the class, in recipes and on the command line alike.
+KINDS: dict[str, tuple[str, ...]] = {"eagle3": (), "eagle3.1": ("fc_norm", "norm_output")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class Eagle3Config:
             raise HeadsmithError(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
+
+    @property
+    def kind(self) -> str:
+        """The kind that these flags make: the last of KINDS whose flags are all set."""
+        return [kind for kind, flags in KINDS.items() if all(getattr(self, f) for f in flags)][-1]
 
     @property
     def num_taps(self) -> int:
