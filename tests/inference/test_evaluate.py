@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from headsmith.cli import cli, run
 from headsmith.errors import EqualityFailed, HeadsmithError
 from headsmith.inference import equality
+from headsmith.inference.cli import batch_sizes, context_lengths, eval_
 from headsmith.inference.equality import Equality
 from headsmith.inference.evaluate import EvalSettings, evaluate, quick_tau, raise_if_unequal
 from headsmith.inference.metrics import summarise
@@ -304,6 +306,14 @@ def test_repeating_output_is_told_from_varied_output() -> None:
     assert is_degenerate([5, 6] * 30)
     assert not is_degenerate(list(range(60)))
     assert not is_degenerate([5] * 20), "too short to say"
+
+
+def test_the_command_line_and_the_settings_have_the_same_defaults() -> None:
+    given = eval_.make_context("eval", []).params
+    assert given.pop("json_path") is None
+    given |= {"batch": batch_sizes(given["batch"]), "context": context_lengths(given["context"])}
+    defaults = {one.name: one.default for one in dataclasses.fields(EvalSettings)}
+    assert given == {name: value for name, value in defaults.items() if name != "command"}
 
 
 @pytest.mark.parametrize(
