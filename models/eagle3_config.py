@@ -168,6 +168,9 @@ class Eagle3Config:
             for flag in FLAGS
         }
         flags["norm_before_fc"] = bool(nested.get("norm_before_fc", flags["norm_before_fc"]))
+        # Other names for the flags of EAGLE-3.1: TensorRT-LLM's and an older one of SGLang.
+        flags["norm_output"] |= bool(nested.get("return_hidden_post_norm"))
+        flags["fc_norm"] |= bool(raw.get("use_aux_norm"))
         return replace(config, **flags)
 
     def to_json(self, dtype: str) -> dict[str, Any]:

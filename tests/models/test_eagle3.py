@@ -335,6 +335,26 @@ def test_one_norm_over_all_taps(saved: Path) -> None:
     torch.testing.assert_close(head.fuse(taps), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_other_names_of_the_eagle31_flags(saved: Path, tmp_path: Path) -> None:
+    """TensorRT-LLM's name for norm_output, SGLang's older ones for fc_norm and its tensors."""
+    expected = output(load(saved))
+    post_norm = {"return_hidden_post_norm": True}
+    change_config(saved, ("fc_norm", "norm_output"), use_aux_norm=True, eagle_config=post_norm)
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for i, place in enumerate(("low", "mid", "high")):
+            tensors[f"aux_norm_{place}.weight"] = tensors.pop(f"fc_norm.{i}.weight")
+
+    change_tensors(saved, rename)
+    head = load(saved)
+    assert head.kind == "eagle3.1" and torch.equal(output(head), expected)
+    head.save(tmp_path / "again")
+    written = read_config(tmp_path / "again")
+    assert written["fc_norm"] is written["norm_output"] is True and "use_aux_norm" not in written
+    change_config(saved, eagle_config={"return_hidden_post_norm": False})
+    assert not load(saved).config.norm_output
+
+
 def test_an_embedding_of_its_own_is_used_and_kept(
     target: Target, saved: Path, tmp_path: Path
 ) -> None:
