@@ -28,7 +28,7 @@ from headsmith.files import write_json
 from headsmith.inference.cli import context_lengths
 from headsmith.inference.context import bring_to, context_of
 from headsmith.inference.equality import Equality, check_equality
-from headsmith.inference.evaluate import load_head, load_target
+from headsmith.inference.evaluate import load_matching_head, load_target
 from headsmith.inference.measure import Session
 from headsmith.inference.metrics import summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts
@@ -184,7 +184,7 @@ def main(
     target = load_target(first)
     builder = RequestBuilder(target.tokenizer, target.max_context)
     conversations, warnings = bring_to(conversations, builder, lengths)
-    loaded = {name: load_head(one, target) for name, one in settings.items()}
+    loaded = {name: load_matching_head(one, target) for name, one in settings.items()}
     warnings += [warning for _, more in loaded.values() for warning in more]
     sessions = {
         (name, draft): Session(replace(one, draft=draft), target, loaded[name][0], [], builder)

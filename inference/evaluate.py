@@ -102,7 +102,7 @@ def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]
     target = load_target(settings)
     if settings.drafter == "none":
         return target, None, []
-    return target, *load_head(settings, target)
+    return target, *load_matching_head(settings, target)
 
 
 def load_target(settings: EvalSettings) -> Target:
@@ -122,7 +122,7 @@ def load_target(settings: EvalSettings) -> Target:
     return Target.load(path, revision=revision, dtype=dtype, device=device)
 
 
-def load_head(settings: EvalSettings, target: Target) -> tuple[Eagle3Head, list[str]]:
+def load_matching_head(settings: EvalSettings, target: Target) -> tuple[Eagle3Head, list[str]]:
     """The head, which must belong to the target, and what a mismatch that is allowed warns of."""
     from headsmith.models.eagle3 import Eagle3Head
     from headsmith.models.provenance import check_pair

@@ -41,6 +41,7 @@ def arguments(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     return [*found, "--max-new-tokens=6", "--device=cpu"]
 
 
+@pytest.mark.slow
 def test_heads_are_compared_in_one_table(
     heads: ModuleType, arguments: list[str], tmp_path: Path
 ) -> None:
@@ -57,7 +58,10 @@ def test_heads_are_compared_in_one_table(
     ]
     for row in rows:
         assert row["metrics"]["requests"] == row["same_as_plain"] == 3
-        assert len(row["metrics"]["per_position"]) == 5 and row["speed"]["speedup"] > 0
+        # A tree spends its nodes on width where depth is unlikely.
+        depth = len(row["metrics"]["per_position"])
+        assert depth == 5 if row["draft"] == "chain:5" else 1 < depth <= 5
+        assert row["speed"]["speedup"] > 0
         equality = row["equality"]
         assert equality["exact"] == equality["checked"] == row["metrics"]["tokens"] > 0
     for word in ("u5", "3 of 3", "eagle3.1", "tree:24,4,5", "leads in tau"):

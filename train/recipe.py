@@ -52,7 +52,7 @@ class HeadSection(Section):
 
     @model_validator(mode="after")
     def kind_sets_its_flags(self) -> "HeadSection":
-        for flag in KINDS[self.kind]:
+        for flag in KINDS.get(self.kind, ()):
             if flag in self.model_fields_set and not getattr(self, flag):
                 raise ValueError(f"kind {self.kind} is the one with {flag}; leave {flag} out")
             setattr(self, flag, True)
