@@ -43,6 +43,7 @@ ADOPTED = {"data": {"regenerate": "headsmith.inference.regenerate_cli:regenerate
 EXTRAS = {
     "wandb": "trackers",
     "tensorboard": "trackers",
+    "matplotlib": "report",
     "deepspeed": "deepspeed",
     "triton": "kernels",
     "vllm": "vllm",

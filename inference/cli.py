@@ -18,12 +18,20 @@ Progress = Callable[[int, int, str], None]
 
 def batch_sizes(text: str) -> tuple[int, ...]:
     """`1,4,8` as numbers; HeadsmithError for anything else."""
+    return _numbers(text, f"batch {text!r} is not a list of batch sizes such as 1,4,8")
+
+
+def context_lengths(text: str | None) -> tuple[int, ...]:
+    """`200,1500` as numbers, nothing as none; HeadsmithError for anything else."""
+    what = f"context {text!r} is not a list of lengths in tokens such as 200,1500"
+    return () if text is None else _numbers(text, what)
+
+
+def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     try:
-        return tuple(int(size) for size in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as fault:
-        raise HeadsmithError(
-            f"batch {text!r} is not a list of batch sizes such as 1,4,8"
-        ) from fault
+        raise HeadsmithError(otherwise) from fault
 
 
 @click.command("eval")
@@ -63,19 +71,34 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 @click.option("--json", "json_path", help="Also write the result here; - is standard output.")
 @click.option("--allow-mismatch", is_flag=True, help="Measure a head on a target not its own.")
 @click.option("--threads", type=int, help="CPU threads of torch.")
-def eval_(batch: str, json_path: str | None, **options: Any) -> None:
+@click.option(
+    "--context",
+    help="Bring every prompt to this many tokens, such as 200,1500, with texts of the other "
+    "prompts before it; each length is measured as tasks of its own.",
+)
+@click.option("--diagnose", help="drift: what the head reads at each depth of its own drafts.")
+@click.option(
+    "--diagnose-depth", type=int, default=8, show_default=True, help="Depth of those chains."
+)
+def eval_(batch: str, context: str | None, json_path: str | None, **options: Any) -> None:
     """Measure a head: acceptance length, rates, speed and equality with the target."""
     from rich.console import Console
 
     from headsmith.files import write_json
+    from headsmith.inference.diagnose_report import print_diagnosis
     from headsmith.inference.evaluate import EvalSettings, evaluate, raise_if_unequal
     from headsmith.inference.report import print_report
 
     command = shlex.join(["headsmith", *sys.argv[1:]])
-    settings = EvalSettings(batch=batch_sizes(batch), command=command, **options)
+    settings = EvalSettings(
+        batch=batch_sizes(batch), context=context_lengths(context), command=command, **options
+    )
     with progress_bar() as on_progress:
         result = evaluate(settings, on_progress)
-    print_report(result, Console(stderr=json_path == "-"))
+    console = Console(stderr=json_path == "-")
+    print_report(result, console)
+    if "diagnosis" in result:
+        print_diagnosis(result["diagnosis"], console)
     if json_path == "-":
         click.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
     elif json_path is not None:

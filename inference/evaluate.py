@@ -1,7 +1,8 @@
 """`evaluate`: run the decoder on prompts and put everything that was measured into one object.
 
 The object is `result.json` (schema `headsmith.result/1`); a figure that was not measured is None.
-With `out` set, `result.json`, `steps.jsonl` and `responses.jsonl` are written there atomically.
+With `out` set, `result.json`, `steps.jsonl` and `responses.jsonl` are written there atomically,
+and `drift.csv` and `drift.png` where drift was diagnosed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.inference.context import bring_to
+from headsmith.inference.diagnose_report import NO_PLOT, can_plot
 from headsmith.inference.measure import Progress, Session
 from headsmith.inference.metrics import Metrics, summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts
@@ -37,10 +40,12 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
     target, head, warnings = _load(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
+    if settings.context:
+        conversations, left_out = bring_to(conversations, builder, settings.context)
+        warnings += left_out
     session = Session(settings, target, head, conversations, builder, on_progress)
     session.warnings += warnings
-    session.measure()
-    result = build_result(session)
+    result = _measure(session)
     if settings.out is not None:
         write_results(Path(settings.out), result, session)
     return result
@@ -55,6 +60,21 @@ def raise_if_unequal(result: dict[str, Any]) -> None:
             f"(first: {json.dumps(equality['first_divergence'])}); this is a fault of the decoder, "
             "not of the head"
         )
+
+
+def _measure(session: Session) -> dict[str, Any]:
+    """Everything that is asked for. `diagnosis` is in the result only where one was."""
+    if session.settings.diagnose is None:
+        session.measure()
+        return build_result(session)
+    from headsmith.inference.diagnose import check_diagnosis, diagnose
+
+    check_diagnosis(session.head)
+    if session.settings.out is not None and not can_plot():
+        session.warnings.append(NO_PLOT)
+    session.measure()
+    diagnosis = diagnose(session)
+    return build_result(session) | {"diagnosis": diagnosis}
 
 
 def quick_tau(
@@ -79,11 +99,17 @@ def quick_tau(
 
 def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
+    target = load_target(settings)
+    if settings.drafter == "none":
+        return target, None, []
+    return target, *load_matching_head(settings, target)
+
+
+def load_target(settings: EvalSettings) -> Target:
+    """The target that the settings name, or else their head."""
     import torch
 
     from headsmith.inference.environment import DTYPES, pick_device
-    from headsmith.models.eagle3 import Eagle3Head
-    from headsmith.models.provenance import check_pair
     from headsmith.models.target import Target
 
     if settings.threads is not None:
@@ -93,15 +119,23 @@ def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]
     if path is None:
         assert settings.head is not None
         path, revision = _target_of(Path(settings.head))
-    target = Target.load(path, revision=revision, dtype=dtype, device=device)
-    if settings.drafter == "none":
-        return target, None, []
+    return Target.load(path, revision=revision, dtype=dtype, device=device)
+
+
+def load_matching_head(settings: EvalSettings, target: Target) -> tuple[Eagle3Head, list[str]]:
+    """The head, which must belong to the target, and what a mismatch that is allowed warns of."""
+    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.provenance import check_pair
+
     assert settings.head is not None
     warnings = check_pair(target, settings.head, settings.allow_mismatch)
     head = Eagle3Head.load(
-        settings.head, num_target_layers=target.num_layers, dtype=dtype, device=device
+        settings.head,
+        num_target_layers=target.num_layers,
+        dtype=target.dtype,
+        device=target.device,
     )
-    return target, head.eval(), list(warnings or [])
+    return head.eval(), list(warnings or [])
 
 
 def _target_of(head: Path) -> tuple[str, str | None]:

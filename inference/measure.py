@@ -56,9 +56,9 @@ class Session:
     def _run(self, batch: int) -> BatchRun:
         device = self.target.device
         environment.reset_peak_memory(device)
-        drafted = Arm(self._decoder(batch, plain=self.head is None))
+        drafted = Arm(self.decoder(batch, plain=self.head is None))
         with_baseline = self.settings.baseline and self.head is not None
-        baseline = Arm(self._decoder(batch, plain=True)) if with_baseline else None
+        baseline = Arm(self.decoder(batch, plain=True)) if with_baseline else None
         arms = [drafted] if baseline is None else [baseline, drafted]
         if self.waves:
             self._warm_up(batch, self.waves[0], len(arms))
@@ -113,9 +113,10 @@ class Session:
     def _warm_up(self, batch: int, wave: list[Request], arms: int) -> None:
         """A few tokens that nobody counts: first calls allocate, compile and fill caches."""
         for plain in (True, False) if arms > 1 else (self.head is None,):
-            self._decoder(batch, plain=plain, max_new_tokens=8).generate(wave[:batch])
+            self.decoder(batch, plain=plain, max_new_tokens=8).generate(wave[:batch])
 
-    def _decoder(self, batch: int, *, plain: bool, max_new_tokens: int | None = None) -> Generates:
+    def decoder(self, batch: int, *, plain: bool, max_new_tokens: int | None = None) -> Generates:
+        """A decoder by the settings: with their drafter and draft shape, or plain."""
         from headsmith.inference.drafters import EagleDrafter
         from headsmith.inference.engine import Decoder
         from headsmith.inference.tree import parse_shape

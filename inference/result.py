@@ -11,6 +11,7 @@ from typing import Any
 
 from headsmith.files import atomic_files, write_json, write_text
 from headsmith.inference import environment
+from headsmith.inference.diagnose_report import write_diagnosis
 from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import Metrics, by_task, equivalents, summarise
 from headsmith.inference.prompts import template_sha256
@@ -48,7 +49,7 @@ def build_result(session: Session) -> dict[str, Any]:
 
 
 def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
-    """Writes the three files into `out`: all of them or, if that fails, none."""
+    """Writes the three files, and a diagnosis' own, into `out`: all or, if that fails, none."""
     responses = session.runs[0].drafted.responses
     tokenizer = session.target.tokenizer
     answers = (
@@ -66,6 +67,8 @@ def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
         write_text(folder / "steps.jsonl", _lines(Steps.of(one).to_json() for one in responses))
         write_text(folder / "responses.jsonl", _lines(answers))
         write_json(folder / "result.json", result)
+        if "diagnosis" in result:
+            write_diagnosis(folder, result["diagnosis"])
 
 
 def _describe_target(session: Session) -> dict[str, Any]:
@@ -123,6 +126,7 @@ def _describe_setup(session: Session) -> dict[str, Any]:
         "system_prompt": settings.system_prompt,
         "prompts": settings.prompts,
         "stop": list(settings.stop),
+        "context": list(settings.context),
     }
 
 

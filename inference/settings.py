@@ -11,6 +11,7 @@ from headsmith.inference.prompts import DEFAULT_TASK
 
 DRAFTERS = ("head", "none")
 RULES = ("greedy",)
+DIAGNOSES = ("drift",)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
@@ -19,7 +20,8 @@ class EvalSettings:
     """What to measure, and how; HeadsmithError names the option that cannot be used.
 
     `target` None: the one that the head's headsmith.json names. `prompts` as in `load_prompts`,
-    `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn.
+    `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn,
+    `context` lengths that the prompts are brought to, `diagnose_depth` of the chains of `diagnose`.
     """
 
     target: str | None = None
@@ -41,6 +43,9 @@ class EvalSettings:
     out: str | None = None
     allow_mismatch: bool = False
     threads: int | None = None
+    context: tuple[int, ...] = ()
+    diagnose: str | None = None
+    diagnose_depth: int = 8
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -51,11 +56,19 @@ class EvalSettings:
             raise HeadsmithError(f"batch is {self.batch}; name each batch size once, such as 1,4,8")
         counts = [("batch", size) for size in self.batch]
         counts += [("max-new-tokens", self.max_new_tokens)]
+        counts += [("context", tokens) for tokens in self.context]
+        counts += [("diagnose-depth", self.diagnose_depth)]
         counts += [("limit", self.limit)] if self.limit is not None else []
         counts += [("threads", self.threads)] if self.threads is not None else []
         for name, value in counts:
             if value < 1:
                 raise HeadsmithError(f"{name} is {value}; it must be 1 or more")
+        if len(set(self.context)) != len(self.context):
+            raise HeadsmithError(f"context is {self.context}; name each length once")
+        if self.diagnose is not None:
+            _one_of("diagnose", self.diagnose, DIAGNOSES)
+            if self.drafter != "head":
+                raise HeadsmithError(f"{self.diagnose} is diagnosed of a head; add --head DIR")
         if self.out is not None and Path(self.out).exists() and not Path(self.out).is_dir():
             raise HeadsmithError(f"out is {self.out}, which is a file; name a folder")
         if any(not text for text in self.stop):

@@ -148,7 +148,7 @@ class Eagle3Head(nn.Module):
     @property
     def kind(self) -> str:
         """`eagle3` or `eagle3.1`."""
-        return "eagle3.1" if self.config.fc_norm and self.config.norm_output else "eagle3"
+        return self.config.kind
 
     @property
     def taps(self) -> tuple[int, ...]:

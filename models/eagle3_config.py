@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from headsmith.models.target import Target
 
 FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+# The flags that each kind of head sets (spec/eagle.md 2.1). All others are off unless a checkpoint
+# of somebody else sets them: in the class, in recipes and on the command line alike.
+KINDS: dict[str, tuple[str, ...]] = {"eagle3": (), "eagle3.1": ("fc_norm", "norm_output")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class Eagle3Config:
             raise HeadsmithError(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
+
+    @property
+    def kind(self) -> str:
+        """The kind that these flags make: the last of KINDS whose flags are all set."""
+        return [kind for kind, flags in KINDS.items() if all(getattr(self, f) for f in flags)][-1]
 
     @property
     def num_taps(self) -> int:
@@ -160,6 +168,9 @@ class Eagle3Config:
             for flag in FLAGS
         }
         flags["norm_before_fc"] = bool(nested.get("norm_before_fc", flags["norm_before_fc"]))
+        # Other names for the flags of EAGLE-3.1: TensorRT-LLM's and an older one of SGLang.
+        flags["norm_output"] |= bool(nested.get("return_hidden_post_norm"))
+        flags["fc_norm"] |= bool(raw.get("use_aux_norm"))
         return replace(config, **flags)
 
     def to_json(self, dtype: str) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from headsmith.models.eagle3_config import Eagle3Config
 
 # Written by the speculators trainer for its own loss; no part of the head.
 _TRAINER_ONLY = ("verifier_norm.", "verifier_lm_head.")
+# Other names for tensors: the speculators layout, and SGLang's older one for a norm per tap.
+_RENAMED = {
+    "layers.0.": "midlayer.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
 
 
 def read_checkpoint(
@@ -29,12 +36,19 @@ def read_checkpoint(
     except HeadsmithError as error:
         raise HeadsmithError(f"head {path}: {error}") from error
     tensors = {
-        name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
+        _native(name): tensor
         for name, tensor in _read_tensors(path).items()
         if not name.startswith(_TRAINER_ONLY)
     }
     draft_ids = _draft_ids(path, config, tensors.pop("d2t", None), tensors.pop("t2d", None))
     return config, tensors, draft_ids
+
+
+def _native(name: str) -> str:
+    for theirs, ours in _RENAMED.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
 
 
 def _draft_ids(path: Path, config: Eagle3Config, d2t: Tensor | None, t2d: Tensor | None) -> Tensor:

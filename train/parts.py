@@ -17,6 +17,7 @@ from headsmith import __version__
 from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.eagle3_config import FLAGS
 from headsmith.models.eagle3_init import balance_taps
 from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
@@ -68,6 +69,7 @@ def new_head(
         for warning in check_pair(target, path, allow_mismatch=True):
             say(f"warning: {warning}")
         head = load_head(path, target)
+        refuse_other_flags(recipe, head)
         if head.config.vocab_size != target.vocab_size:
             raise HeadsmithError(
                 f"head.init_from {path} knows {head.config.vocab_size} ids and the target "
@@ -92,6 +94,20 @@ def new_head(
     states = target.features(row.ids.to(target.device), row.lengths, head.taps, batches.shared)
     balance_taps(head, states.taps.cpu())
     return head
+
+
+def refuse_other_flags(recipe: Recipe, head: Eagle3Head) -> None:
+    """HeadsmithError when the recipe asks for a flag that the head in init_from was made without.
+
+    A head that is trained further keeps all of its flags; others would make it another head.
+    """
+    for flag in ("fc_norm", "norm_output"):
+        if getattr(recipe.head, flag) and not getattr(head.config, flag):
+            raise HeadsmithError(
+                f"the recipe asks for {flag} (head.kind {recipe.head.kind}) and head.init_from "
+                f"{recipe.head.init_from} is a head without it, which stays so; leave it out, or "
+                "start a fresh head"
+            )
 
 
 def load_head(path: str | Path, target: Target) -> Eagle3Head:
@@ -126,8 +142,7 @@ def provenance(recipe: Recipe, target: Target, head: Eagle3Head, corpus: Corpus)
         "head": {
             "kind": head.kind,
             "taps": list(head.taps),
-            "fc_norm": head.config.fc_norm,
-            "norm_output": head.config.norm_output,
+            **{flag: getattr(head.config, flag) for flag in FLAGS},
             "draft_vocab_size": head.config.draft_vocab_size,
         },
         "data": {

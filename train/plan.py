@@ -17,6 +17,7 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus, load_corpus
+from headsmith.train.parts import refuse_other_flags
 from headsmith.train.recipe import Recipe, locate
 
 FLOAT32 = 4
@@ -146,7 +147,9 @@ def print_plan(recipe: Recipe) -> None:
 def _empty_head(recipe: Recipe, sketch: Any) -> Eagle3Head:
     section = recipe.head
     if section.init_from is not None:
-        return Eagle3Head.load(locate(section.init_from), num_target_layers=sketch.num_layers)
+        head = Eagle3Head.load(locate(section.init_from), num_target_layers=sketch.num_layers)
+        refuse_other_flags(recipe, head)
+        return head
     size = min(section.draft_vocab_size or sketch.vocab_size, sketch.vocab_size)
     config = Eagle3Config.for_target(
         sketch,

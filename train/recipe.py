@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headsmith.errors import HeadsmithError
+from headsmith.models.eagle3_config import KINDS
 
 ROOMS = ("data", "inference", "models", "recipes", "train")
 
@@ -37,14 +38,25 @@ class TargetSection(Section):
 
 
 class HeadSection(Section):
-    """The head to train. `draft_vocab_size: null` keeps every id of the target."""
+    """The head to train. `draft_vocab_size: null` keeps every id of the target.
 
-    kind: Literal["eagle3"] = "eagle3"
+    `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output.
+    """
+
+    kind: Literal["eagle3", "eagle3.1"] = "eagle3"
     taps: list[int] | None = None
     fc_norm: bool = False
     norm_output: bool = False
     draft_vocab_size: int | None = Field(None, ge=1)
     init_from: str | None = None
+
+    @model_validator(mode="after")
+    def kind_sets_its_flags(self) -> "HeadSection":
+        for flag in KINDS.get(self.kind, ()):
+            if flag in self.model_fields_set and not getattr(self, flag):
+                raise ValueError(f"kind {self.kind} is the one with {flag}; leave {flag} out")
+            setattr(self, flag, True)
+        return self
 
 
 class DataSection(Section):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +17,23 @@ from headsmith.inference.engine import Decoder
 from headsmith.inference.records import Request
 from headsmith.inference.tree import Chain, DynamicTree, Shape, Tree
 from headsmith.models.eagle3 import Eagle3Head, rotate
+from headsmith.models.eagle3_config import KINDS, Eagle3Config
 from headsmith.models.target import Target
 
 TAPS = (1, 3)
 
 
-@pytest.fixture(scope="module", params=["eagle3", "eagle3.1"])
+# The last kind is trained by others only.
+FLAGS = {**KINDS, "norms of others": ("norm_before_fc", "norm_before_residual")}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
 def head(request: pytest.FixtureRequest, small_target: Target) -> Eagle3Head:
     """A random head with opinions, in float64; it drafts every third id."""
-    new = request.param == "eagle3.1"
     vocabulary = torch.arange(0, small_target.vocab_size, 3)
-    head = Eagle3Head.for_target(
-        small_target, vocabulary, taps=TAPS, fc_norm=new, norm_output=new
-    ).double()
+    config = Eagle3Config.for_target(small_target, len(vocabulary), taps=TAPS)
+    flags: dict[str, Any] = dict.fromkeys(FLAGS[request.param], True)
+    head = Eagle3Head(replace(config, **flags), vocabulary).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in head.parameters():
@@ -105,7 +111,8 @@ def layer_output(head: Eagle3Head, target: Target, rows: list[tuple[int, Tensor,
     out = [
         ((k[h // group] @ q[h, -1]) / d**0.5).softmax(-1) @ v[h // group] for h in range(q.shape[0])
     ]
-    r = states[-1] + layer.self_attn.o_proj(torch.cat(out))
+    residual = layer.hidden_norm(states[-1]) if head.config.norm_before_residual else states[-1]
+    r = residual + layer.self_attn.o_proj(torch.cat(out))
     return r + layer.mlp(layer.post_attention_layernorm(r))
 
 

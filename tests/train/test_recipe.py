@@ -1,5 +1,7 @@
 """Recipes: defaults, overrides, and one sentence for each mistake."""
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headsmith.errors import HeadsmithError
-from headsmith.train.recipe import Recipe, load_recipe, locate, recipe_path
+from headsmith.models.eagle3_config import FLAGS, KINDS, Eagle3Config
+from headsmith.train.recipe import HeadSection, Recipe, load_recipe, locate, recipe_path
 
 MINIMAL = "target: {path: some/model}\ndata: {source: some/data}\n"
 
@@ -63,6 +66,7 @@ def test_overrides_are_yaml_and_may_open_a_section(recipe_file: Path) -> None:
         ("train.betas=[0.9", "is not YAML"),
         ("data.row_tokens=100", "row_tokens (100) is below max_length (2048)"),
         ("data=null", "data is null"),
+        ("head.kind=eagle4", "head.kind is \"eagle4\", but must be 'eagle3' or 'eagle3.1'"),
     ],
 )
 def test_wrong_overrides(recipe_file: Path, override: str, said: str) -> None:
@@ -129,3 +133,50 @@ def test_reading_a_recipe_imports_no_torch() -> None:
         "load_recipe('quickstart/eagle3'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def flags_of(section: HeadSection) -> dict[str, bool]:
+    return {flag: getattr(section, flag) for flag in FLAGS if hasattr(section, flag)}
+
+
+def test_the_class_the_recipe_and_the_command_line_have_the_same_defaults(
+    recipe_file: Path,
+) -> None:
+    """A checkpoint that says nothing, a fresh head, a recipe and an override agree on each flag."""
+    by_class = {field.name: field.default for field in dataclasses.fields(Eagle3Config)}
+    by_constructor = inspect.signature(Eagle3Config.for_target).parameters
+    typed = load_recipe(str(recipe_file), ["head.kind=eagle3"]).head
+    for flag in FLAGS:
+        assert by_class[flag] is (flag in KINDS["eagle3"]) is False
+    for flag, default in flags_of(HeadSection()).items():
+        assert default is by_class[flag] is by_constructor[flag].default is getattr(typed, flag)
+    assert HeadSection().kind == next(iter(KINDS)) == "eagle3"
+
+
+def test_a_kind_of_head_is_its_flags(recipe_file: Path) -> None:
+    for kind, flags in KINDS.items():
+        by_word = load_recipe(str(recipe_file), [f"head.kind={kind}"]).head
+        assert flags_of(by_word) == {flag: flag in flags for flag in flags_of(HeadSection())}
+    by_hand = ["head.fc_norm=true", "head.norm_output=true"]
+    assert flags_of(load_recipe(str(recipe_file), by_hand).head) == flags_of(by_word)
+    assert load_recipe(str(recipe_file), by_hand).head.kind == "eagle3"
+
+
+def test_norms_that_only_others_train_are_no_keys_of_a_recipe(recipe_file: Path) -> None:
+    for flag in ("norm_before_fc", "norm_before_residual"):
+        assert f"unknown key head.{flag}" in sentence(recipe_file, f"head.{flag}=true")
+        assert all(flag not in flags for flags in KINDS.values())
+
+
+def test_a_kind_whose_flag_is_taken_away(recipe_file: Path) -> None:
+    text = sentence(recipe_file, "head.kind=eagle3.1", "head.norm_output=false")
+    assert "kind eagle3.1 is the one with norm_output; leave norm_output out" in text
+
+
+def test_the_two_quickstarts_differ_in_the_head_and_in_where_it_goes() -> None:
+    old, new = (load_recipe(f"quickstart/{kind}").model_dump() for kind in KINDS)
+    assert [recipe["head"].pop("kind") for recipe in (old, new)] == list(KINDS)
+    for flag in KINDS["eagle3.1"]:
+        assert (old["head"].pop(flag), new["head"].pop(flag)) == (False, True)
+    assert old["output"].pop("dir") != new["output"].pop("dir")
+    assert old == new

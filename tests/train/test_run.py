@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from headsmith import cli as face
 from headsmith.errors import EnvironmentFault, HeadsmithError
+from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.eagle3_config import FLAGS, Eagle3Config
+from headsmith.models.eagle3_init import initialise
+from headsmith.models.target import Target
 from headsmith.train import checkpoint, loop, parts, trackers
 from headsmith.train.cli import train as command
 from headsmith.train.loop import save_steps, train
@@ -208,6 +213,40 @@ def test_a_run_may_start_from_another_head(recipe_file: Path, tmp_path: Path) ->
         for name in ("out", "b")
     ]
     assert losses[1][0] < losses[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [("norm_before_fc", "norm_before_residual"), ("fc_norm", "norm_output")]
+)
+def test_a_head_that_is_trained_further_keeps_its_flags(
+    recipe_file: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    recipe = load_recipe(str(recipe_file))
+    target = Target.load(recipe.target.path)
+    ids = torch.arange(0, target.vocab_size, 3)
+    on: dict[str, Any] = dict.fromkeys(flags, True)
+    head = Eagle3Head(replace(Eagle3Config.for_target(target, len(ids)), **on), ids)
+    initialise(head, target.head_weight[ids], seed=0)
+    head.save(tmp_path / "theirs")
+    start = f"head.init_from={tmp_path / 'theirs'}"
+    best = train(changed(recipe_file, start, "train.max_steps=12"))
+    after = Eagle3Head.load(best, num_target_layers=target.num_layers)
+    told = json.loads((best / "headsmith.json").read_text())["head"]
+    for flag in FLAGS:
+        assert getattr(after.config, flag) is told[flag] is (flag in flags)
+    moved = dict(after.named_parameters())
+    still = [n for n, p in head.named_parameters() if torch.equal(p, moved[n])]
+    assert still == []
+
+
+def test_a_flag_that_the_head_to_start_from_does_not_have(
+    recipe_file: Path, target_dir: Path, tmp_path: Path
+) -> None:
+    Eagle3Head.for_target(Target.load(target_dir), torch.arange(64)).save(tmp_path / "old")
+    more = (f"head.init_from={tmp_path / 'old'}", "head.kind=eagle3.1")
+    text = refused(changed(recipe_file, *more))
+    assert "asks for fc_norm (head.kind eagle3.1)" in text and "start a fresh head" in text
 
 
 def test_a_tracker_that_is_not_installed(

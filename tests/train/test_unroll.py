@@ -2,6 +2,7 @@
 invariances.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from headsmith.data.pack import Row
 from headsmith.models.eagle3 import Eagle3Head, rotate
+from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.eagle3_init import initialise
 from headsmith.models.target import Target
 from headsmith.train.loss import KlOverDraftIds, LossSettings, step_loss
 from headsmith.train.unroll import TrainRow, loss_rows, prepare_row, unroll, unroll_losses
@@ -24,7 +27,10 @@ def target(target_dir: Path) -> Target:
 
 def make_head(target: Target, **flags: bool) -> Eagle3Head:
     draft_ids = torch.arange(0, target.vocab_size, 2)
-    head = Eagle3Head.for_target(target, draft_ids, seed=3, **flags).double()
+    config = replace(Eagle3Config.for_target(target, len(draft_ids)), **flags)
+    head = Eagle3Head(config, draft_ids)
+    initialise(head, target.head_weight[draft_ids], seed=3)
+    head.double()
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if "norm" in name:
@@ -79,7 +85,13 @@ def last_output(
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"]
+    "flags",
+    [
+        {},
+        {"fc_norm": True, "norm_output": True},
+        {"norm_before_fc": True, "norm_before_residual": True},
+    ],
+    ids=["eagle3", "eagle3.1", "norms of others"],
 )
 def test_unroll_equals_an_explicit_chain_with_two_packed_documents(
     target: Target, flags: dict[str, bool]

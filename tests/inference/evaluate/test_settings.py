@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.cli import batch_sizes, context_lengths, eval_
 from headsmith.inference.settings import EvalSettings
+
+
+def test_the_command_line_and_the_settings_have_the_same_defaults() -> None:
+    given = eval_.make_context("eval", []).params
+    assert given.pop("json_path") is None
+    given |= {"batch": batch_sizes(given["batch"]), "context": context_lengths(given["context"])}
+    defaults = {one.name: one.default for one in dataclasses.fields(EvalSettings)}
+    assert given == {name: value for name, value in defaults.items() if name != "command"}
 
 
 @pytest.mark.parametrize(

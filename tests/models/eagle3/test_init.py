@@ -1,10 +1,13 @@
 """A fresh head: all parts of its layer are equally loud, whatever the target's states look like."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from headsmith.models.eagle3 import Eagle3Head
-from headsmith.models.eagle3_init import balance_taps
+from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.eagle3_init import balance_taps, initialise
 from headsmith.models.target import Target
 
 
@@ -43,9 +46,20 @@ def test_a_row_reads_mostly_itself(head: Eagle3Head) -> None:
     assert (weights.diagonal(dim1=1, dim2=2).mean(1) > 5 * weights.mean()).all()
 
 
-@pytest.mark.parametrize("flags", [{}, {"fc_norm": True}])
+FLAGS = [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"fc_norm": True, "norm_before_fc": True}]
+
+
+def with_flags(target: Target, flags: dict[str, bool]) -> Eagle3Head:
+    """A fresh head, also with flags that no recipe trains."""
+    ids = torch.arange(50)
+    head = Eagle3Head(replace(Eagle3Config.for_target(target, len(ids)), **flags), ids)
+    initialise(head, target.head_weight[ids], 0)
+    return head
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "+".join(flags) or "eagle3")
 def test_balanced_taps_weigh_the_same(target: Target, flags: dict[str, bool]) -> None:
-    head = Eagle3Head.for_target(target, torch.arange(50), **flags)
+    head = with_flags(target, flags)
     taps = loud_taps(200, target.hidden_size)
     balance_taps(head, taps)
     z = head.fuse(taps)
@@ -53,6 +67,13 @@ def test_balanced_taps_weigh_the_same(target: Target, flags: dict[str, bool]) ->
     blocks = head.fc.weight.split(target.hidden_size, 1)
     parts = [rms(x @ w.T).median() for x, w in zip(head.read(taps).unbind(1), blocks, strict=True)]
     assert max(parts) / min(parts) < 1.3
+
+
+def test_taps_with_a_norm_each_are_balanced_already(target: Target) -> None:
+    head = with_flags(target, {"fc_norm": True})
+    before = head.fc.weight.detach().clone()
+    balance_taps(head, loud_taps(200, target.hidden_size))
+    torch.testing.assert_close(head.fc.weight.detach(), before, rtol=1e-3, atol=0)
 
 
 def test_without_balance_the_loudest_tap_drowns_the_others(head: Eagle3Head) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +125,26 @@ def test_one_norm_over_all_taps(saved: Any) -> None:
     norm = (flat.pow(2).mean(-1, keepdim=True) + head.config.rms_norm_eps).rsqrt()
     expected = (flat * norm * head.input_norm.weight) @ head.fc.weight.T
     torch.testing.assert_close(head.fuse(taps), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_names_of_the_eagle31_flags(saved: Any, output: Output, tmp_path: Path) -> None:
+    """TensorRT-LLM's name for norm_output, SGLang's older ones for fc_norm and its tensors."""
+    expected = output(saved.load())
+    post_norm = {"return_hidden_post_norm": True}
+    saved.change_config(("fc_norm", "norm_output"), use_aux_norm=True, eagle_config=post_norm)
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for i, place in enumerate(("low", "mid", "high")):
+            tensors[f"aux_norm_{place}.weight"] = tensors.pop(f"fc_norm.{i}.weight")
+
+    saved.change_tensors(rename)
+    head = saved.load()
+    assert head.kind == "eagle3.1" and torch.equal(output(head), expected)
+    head.save(tmp_path / "again")
+    written = json.loads((tmp_path / "again/config.json").read_text())
+    assert written["fc_norm"] is written["norm_output"] is True and "use_aux_norm" not in written
+    saved.change_config(eagle_config={"return_hidden_post_norm": False})
+    assert not saved.load().config.norm_output
 
 
 def test_an_embedding_of_its_own_is_used_and_kept(target: Target, saved: Any, other: Any) -> None:
