@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headsmith.errors import HeadsmithError
+from headsmith.train.head_sizes import HeadSizes
 
 ROOMS = ("data", "inference", "models", "recipes", "train")
 
@@ -36,7 +37,7 @@ class TargetSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-class HeadSection(Section):
+class HeadSection(HeadSizes, Section):
     """The head to train. `draft_vocab_size: null` keeps every id of the target."""
 
     kind: Literal["eagle3"] = "eagle3"
