@@ -61,6 +61,12 @@ class Eagle3Config:
             raise HeadsmithError(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
+        if self.hidden_size % self.num_heads:
+            # transformers refuses such a config.json, and engines read it through transformers.
+            raise HeadsmithError(
+                f"{self.num_heads} attention heads do not divide a width of {self.hidden_size}, "
+                "as a Llama's config must"
+            )
         if self.head_dim % 2:
             raise HeadsmithError(
                 f"a head_dim of {self.head_dim} is odd, and RoPE turns dimensions in pairs"

@@ -29,7 +29,7 @@ def body_sizes(config: Any, target_width: int, path: str, given: dict[str, int])
         )
     share = hidden / target_width
     heads_there = config.num_attention_heads
-    heads = given.get("num_heads") or max(1, round(heads_there * share))
+    heads = given.get("num_heads") or _divisor(hidden, max(1, round(heads_there * share)))
     groups_there = getattr(config, "num_key_value_heads", None) or heads_there
     own = getattr(config, "intermediate_size", None) or 4 * target_width
     return {
@@ -73,6 +73,6 @@ def _multiple(size: float, whole: int) -> int:
     return whole if size == whole else -(-int(size) // 8) * 8
 
 
-def _divisor(heads: int, most: int) -> int:
-    """The largest number of key/value heads up to `most` that `heads` can share evenly."""
-    return next(n for n in range(min(heads, most), 0, -1) if heads % n == 0)
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` up to `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)

@@ -109,7 +109,7 @@ def test_the_default_head_is_a_llama_of_the_targets_widths(case: Any) -> None:
 
 def train_ten_steps(target: Target, head: Eagle3Head) -> list[float]:
     """The losses of ten optimiser steps over the same few random documents."""
-    documents = [some_ids(n, seed=n).tolist() for n in (23, 40, 9, 31)]
+    documents = [some_ids(n, seed=n).tolist() for n in (23, 31, 9)]
     columns = {"input_ids": documents, "loss_mask": [[0] + [1] * (len(d) - 1) for d in documents]}
     recipe = Recipe.model_validate(
         {
@@ -139,16 +139,20 @@ def train_ten_steps(target: Target, head: Eagle3Head) -> list[float]:
 
 @pytest.fixture(scope="module")
 def trained(case: Any) -> SimpleNamespace:
+    """A head after ten steps, their losses, and what transformers answers to the prompts."""
     head = Eagle3Head.for_target(case.target, DRAFT_IDS, taps=(1, 3, 5), fc_norm=True)
-    return SimpleNamespace(head=head, losses=train_ten_steps(case.target, head))
+    losses = train_ten_steps(case.target, head)
+    answers = [generated(case.own, prompt) for prompt in PROMPTS]
+    return SimpleNamespace(head=head, losses=losses, answers=answers)
 
 
+@pytest.mark.slow
 def test_ten_training_steps_lower_the_loss(trained: Any) -> None:
     assert len(trained.losses) == 10 and trained.losses[-1] < 0.9 * trained.losses[0]
 
 
 PROMPTS = [some_ids(7, seed=21).tolist(), some_ids(12, seed=22).tolist()]
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 
 
 def generated(own: PreTrainedModel, prompt: list[int]) -> list[int]:
@@ -163,33 +167,29 @@ def generated(own: PreTrainedModel, prompt: list[int]) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain:3", "tree:10,3,3"])
 def test_drafted_text_equals_generate(case: Any, trained: Any, shape: str) -> None:
     drafter = EagleDrafter(trained.head, case.target, parse_shape(shape))
     decoder = Decoder(case.target, drafter, batch=2, max_new_tokens=NEW_TOKENS)
     requests = [Request(f"r{i}", "task", prompt) for i, prompt in enumerate(PROMPTS)]
     responses, _ = decoder.generate(requests)
-    assert [r.output_ids for r in responses] == [generated(case.own, p) for p in PROMPTS]
+    assert [r.output_ids for r in responses] == trained.answers
     assert sum(p.proposed for r in responses for p in r.passes) > 0
 
 
-def test_each_of_several_ends_of_sequence_ends_a_text(
-    make_model: Any, write_target: Any, case: Any
-) -> None:
+def test_each_of_several_ends_of_sequence_ends_a_text(make_model: Any, write_target: Any) -> None:
     """The stop ids are tokens that the text really comes to, the second before the first."""
-    if case.family != "multi-query":
-        pytest.skip("one family is enough")
-    text = generated(case.own, PROMPTS[0])
+    text = generated(make_model("multi-query", eos_token_id=None).eval(), PROMPTS[0])
     first, second = text[9], text[5]
     assert first not in text[:9] and second not in text[:5]
-    folder = write_target(make_model(case.family, eos_token_id=[first, second]))
+    folder = write_target(make_model("multi-query", eos_token_id=[first, second]))
     target = Target.load(folder)
     assert target.stop_ids == tuple(sorted((first, second)))
     assert set(target.stop_ids) <= set(target.always_drafted)
-    own = type(case.own).from_pretrained(folder).eval()
-    responses, _ = Decoder(target, max_new_tokens=NEW_TOKENS).generate(
-        [Request("r", "task", PROMPTS[0])]
-    )
+    own = AutoModelForCausalLM.from_pretrained(folder).eval()
+    requests = [Request("r", "task", PROMPTS[0])]
+    responses, _ = Decoder(target, max_new_tokens=NEW_TOKENS).generate(requests)
     assert responses[0].output_ids == generated(own, PROMPTS[0]) == text[:6]
     assert responses[0].finish_reason == "eos"
 

@@ -40,11 +40,12 @@ def test_sizes_follow_the_width(target: Target) -> None:
     config = narrow(target).config
     assert (config.hidden_size, config.target_hidden_size, config.intermediate_size) == (16, 32, 24)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (2, 2, 8)
-    given = narrow(target, num_heads=6, num_kv_heads=3, head_dim=4, intermediate_size=40).config
-    assert (given.num_heads, given.num_kv_heads, given.head_dim) == (6, 3, 4)
+    given = narrow(target, num_heads=8, num_kv_heads=4, head_dim=4, intermediate_size=40).config
+    assert (given.num_heads, given.num_kv_heads, given.head_dim) == (8, 4, 4)
     assert given.intermediate_size == 40
-    # Six heads cannot share four key/value heads; three is the most they can of up to two.
-    assert narrow(target, num_heads=6).config.num_kv_heads == 2
+    # By its share it would have three heads, which do not divide 22.
+    assert narrow(target, hidden_size=22).config.num_heads == 2
+    assert narrow(target, num_heads=1).config.num_kv_heads == 1
 
 
 def test_other_sizes_at_the_targets_width_need_no_table(target: Target) -> None:
@@ -97,6 +98,7 @@ def test_without_its_table_it_is_refused(target: Target, tmp_path: Path) -> None
     [
         ({"hidden_size": 33}, "33 is above the 32 of the target"),
         ({"num_heads": 4, "num_kv_heads": 3}, "4 heads cannot share 3 key/value heads"),
+        ({"num_heads": 6}, "6 attention heads do not divide a width of 16"),
         ({"head_dim": 7}, "head_dim of 7 is odd"),
     ],
 )
