@@ -17,9 +17,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from headsmith.errors import HeadsmithError
 from headsmith.models.spans import KeyValueStore, Span, Stack, visible
 
 NAME = "headsmith"
@@ -213,6 +214,21 @@ def _interface(
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     """The spans say who sees whom; transformers need not build a mask."""
+
+
+def attach(model: PreTrainedModel, path: str) -> None:
+    """Let a model attend by spans from now on.
+
+    Raises HeadsmithError for an architecture whose attention cannot be replaced.
+    """
+    model.set_attn_implementation(NAME)
+    used = model.get_decoder().config._attn_implementation
+    if used != NAME:
+        raise HeadsmithError(
+            f"{path}: {type(model).__name__} does not attend through transformers' attention "
+            "interface, so packed documents and draft trees cannot be kept apart; this "
+            "architecture cannot be a target"
+        )
 
 
 def register() -> None:

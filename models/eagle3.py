@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.eagle3_files import read_checkpoint, write_checkpoint
-from headsmith.models.eagle3_init import initialise
+from headsmith.models.eagle3_init import initialise, narrowed
 from headsmith.models.target import Target
 
 
@@ -164,15 +164,22 @@ class Eagle3Head(nn.Module):
         fc_norm: bool = False,
         norm_output: bool = False,
         seed: int = 0,
+        **sizes: int,
     ) -> "Eagle3Head":
-        """A fresh float32 head of the target's widths and RoPE; its taps are still to be balanced
-        (models/eagle3_init.py).
+        """A fresh float32 head of the target's widths and RoPE, but for `sizes`
+        (models/eagle3_shape.py); its taps are still to be balanced (models/eagle3_init.py).
         """
         config = Eagle3Config.for_target(
-            target, len(draft_ids), taps=taps, fc_norm=fc_norm, norm_output=norm_output
+            target, len(draft_ids), taps=taps, fc_norm=fc_norm, norm_output=norm_output, **sizes
         )
         head = cls(config, draft_ids.cpu())
-        initialise(head, target.head_weight[draft_ids.to(target.device)], seed)
+        rows = target.head_weight[draft_ids.to(target.device)]
+        if config.owns_embedding:
+            table = target.embed(torch.arange(target.vocab_size, device=target.device))
+            own = narrowed(table, config.hidden_size).cpu()
+            head.embed_tokens = nn.Embedding.from_pretrained(own)
+            rows = narrowed(rows, config.hidden_size)
+        initialise(head, rows, seed)
         return head
 
     @classmethod
@@ -217,6 +224,11 @@ class Eagle3Head(nn.Module):
                     f"for {[config.vocab_size, config.hidden_size]}"
                 )
             head.embed_tokens = nn.Embedding.from_pretrained(embedding.clone())
+        elif config.owns_embedding:
+            raise HeadsmithError(
+                f"head {path} is {config.hidden_size} wide and its target {config.target_width}, "
+                "but it has no embed_tokens.weight; the target's embeddings do not fit it"
+            )
         bad = next(
             (name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None
         )

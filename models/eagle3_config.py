@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import HeadsmithError
+from headsmith.models.eagle3_shape import body_rope, body_sizes
 
 if TYPE_CHECKING:
     from headsmith.models.target import Target
@@ -63,6 +64,16 @@ class Eagle3Config:
             raise HeadsmithError(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
+        if self.hidden_size % self.num_heads:
+            # transformers refuses such a config.json, and engines read it through transformers.
+            raise HeadsmithError(
+                f"{self.num_heads} attention heads do not divide a width of {self.hidden_size}, "
+                "as a Llama's config must"
+            )
+        if self.head_dim % 2:
+            raise HeadsmithError(
+                f"a head_dim of {self.head_dim} is odd, and RoPE turns dimensions in pairs"
+            )
 
     @property
     def kind(self) -> str:
@@ -78,6 +89,13 @@ class Eagle3Config:
         """Width of each tap."""
         return self.target_hidden_size or self.hidden_size
 
+    @property
+    def owns_embedding(self) -> bool:
+        """Whether the target's embeddings do not fit, so that the head ships a table of its own:
+        engines read it when the widths differ (spec/eagle.md 5.5, 5.6).
+        """
+        return self.target_width != self.hidden_size
+
     @classmethod
     def for_target(
         cls,
@@ -87,26 +105,23 @@ class Eagle3Config:
         taps: tuple[int, ...] | None = None,
         fc_norm: bool = False,
         norm_output: bool = False,
+        **sizes: int,
     ) -> "Eagle3Config":
-        """A Llama-shaped head with the target's widths, eps and RoPE."""
+        """A Llama-shaped head with the target's widths, eps and RoPE; `sizes` may name others
+        (models/eagle3_shape.py).
+        """
         c = target.config
-        heads = c.num_attention_heads
         chosen = target.default_taps() if taps is None else tuple(taps)
+        body = body_sizes(c, target.hidden_size, target.path, sizes)
+        eps = getattr(c, "rms_norm_eps", None) or getattr(c, "layer_norm_eps", None) or 1e-5
         return cls(
-            hidden_size=target.hidden_size,
-            intermediate_size=c.intermediate_size,
-            num_heads=heads,
-            num_kv_heads=getattr(c, "num_key_value_heads", None) or heads,
-            head_dim=getattr(c, "head_dim", None) or target.hidden_size // heads,
+            **body,
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
             taps=chosen,
             default_taps=chosen == _default_taps(target.num_layers),
-            rms_norm_eps=getattr(c, "rms_norm_eps", 1e-5),
-            rope=dict(
-                getattr(c, "rope_parameters", None)
-                or {"rope_type": "default", "rope_theta": 10000.0}
-            ),
+            rms_norm_eps=eps,
+            rope=body_rope(c),
             max_position_embeddings=target.max_context,
             fc_norm=fc_norm,
             norm_output=norm_output,

@@ -32,6 +32,18 @@ def initialise(head: "Eagle3Head", target_rows: Tensor, seed: int) -> None:
 
 
 @torch.no_grad()
+def narrowed(rows: Tensor, width: int) -> Tensor:
+    """Rows of a table [n, H_t] in the `width` directions that hold most of it: float32 [n, width].
+
+    What a head narrower than its target begins with, for embeddings and for lm_head: of all linear
+    maps to that width it keeps the most.
+    """
+    rows = rows.float()
+    directions = torch.linalg.eigh(rows.T @ rows).eigenvectors
+    return rows @ directions[:, -width:]
+
+
+@torch.no_grad()
 def balance_taps(head: "Eagle3Head", taps: Tensor) -> None:
     """Scale the columns of a fresh `fc` by the sizes of real `taps` [n, m, H_t], so that all taps
     weigh the same in z and z has RMS 1.

@@ -108,6 +108,13 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
         raise HeadsmithError(what) from error
 
 
+def is_bare(path: str) -> bool:
+    """Whether `path` is a folder that describes a model and holds nothing to make tokens with."""
+    folder = Path(path).expanduser()
+    described = (folder / "config.json").is_file()
+    return described and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES)
+
+
 def _check_config(path: Path) -> None:
     """Say which file is damaged, which transformers does not always."""
     try:

@@ -24,6 +24,7 @@ from headsmith.models import attention, loading
 from headsmith.models.linear import at_least_float32, pack_linears
 from headsmith.models.prefix import Features, Prefix, behind, join
 from headsmith.models.spans import KeyValueStore, Span, positions_of
+from headsmith.models.target_check import check_target
 
 # Keys of a config that say how it was stored, not what the model computes.
 _STORAGE_KEYS = {
@@ -48,7 +49,7 @@ class Target:
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
-        self.model.set_attn_implementation(attention.NAME)
+        attention.attach(self.model, self.path)
         output = self.model.get_output_embeddings()
         if output is None:
             raise HeadsmithError(
@@ -249,38 +250,9 @@ class Target:
             for handle in handles:
                 handle.remove()
 
-    @torch.inference_mode()
     def check(self) -> None:
-        """The target must agree with itself: head on last state = its logits, taps = its states,
-        spans stay apart.
-        """
-        ids = torch.arange(12, device=self.device) % self.vocab_size
-        taps = range(self.num_layers)
-        packed = self.run(torch.cat([ids.flip(0), ids]), [Span(12), Span(12)], taps=taps)
-        self.model.set_attn_implementation("eager")
-        own = self.model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
-        self.model.set_attn_implementation(attention.NAME)
-        states = torch.stack([state[0] for state in own.hidden_states[:-1]], 1)
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
-        pairs = {
-            "the output head on the last state differs from the model's logits": (
-                self.logits(packed.last[12:]),
-                own.logits[0],
-            ),
-            "the tapped states differ from the model's hidden states": (packed.taps[12:], states),
-        }
-        for what, (ours, theirs) in pairs.items():
-            if not (ours.isfinite().all() and theirs.isfinite().all()):
-                raise HeadsmithError(
-                    f"{self.path}: the target's states hold NaN or infinity; try float32, or get "
-                    "its weights again"
-                )
-            gap = (ours.float() - theirs.float()).abs().max() / theirs.abs().max().clamp_min(1e-6)
-            if not gap <= tolerance:
-                raise HeadsmithError(
-                    f"{self.path}: {what} (relative gap {gap:.1e}); this architecture "
-                    f"({self.config.model_type}) cannot be a target"
-                )
+        """The target must agree with itself, or HeadsmithError says what differs."""
+        check_target(self)
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -88,6 +88,7 @@ def new_head(
         fc_norm=section.fc_norm,
         norm_output=section.norm_output,
         seed=recipe.train.seed,
+        **section.sizes,
     )
     batches = corpus.batches
     row = batches.row(0)

@@ -17,6 +17,7 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus, load_corpus
+from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
 from headsmith.train.parts import refuse_other_flags
 from headsmith.train.recipe import Recipe, locate
 
@@ -29,15 +30,20 @@ WIDTHS_PER_ROW = 16
 
 @dataclass(slots=True)
 class Plan:
-    """The figures of a run; memory in bytes, for one rank."""
+    """The figures of a run; memory in bytes, for one rank. `corpus` is None where the target is
+    only a configuration: without a tokenizer there are no tokens to count.
+    """
 
     target_parameters: int
+    target_active: int
     head_trained: int
     head_body: int
     draft_vocab: int
     taps: tuple[int, ...]
-    corpus: Corpus
-    saves: int
+    corpus: Corpus | None
+    work: Work | None
+    operations: float | None
+    saves: int | None
     memory: dict[str, int]
 
 
@@ -62,54 +68,79 @@ class Sketch:
         self.max_context = int(getattr(self.config, "max_position_embeddings", 0) or 2**30)
 
     @cached_property
-    def parameters(self) -> int:
+    def model(self) -> Any:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.whole_config)
-        return sum(p.numel() for p in model.parameters())
+            return AutoModelForCausalLM.from_config(self.whole_config)
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @cached_property
+    def active(self) -> int:
+        return active_parameters(self.model, self.config)
 
 
 def make_plan(recipe: Recipe) -> Plan:
     """Prepare the data and work out everything else without loading a weight.
 
     Raises HeadsmithError for whatever would stop the run itself: data, target, taps, vocabulary.
+    Where the target is a folder with nothing but a config.json, the data is left alone and what
+    depends on it is bounded by the recipe.
     """
     from headsmith.train.loop import save_steps
 
-    sketch = Sketch(locate(recipe.target.path), recipe.target.revision)
-    tokenizer = loading.load_tokenizer(locate(recipe.target.path), recipe.target.revision)
-    corpus = load_corpus(recipe, tokenizer)
+    path = locate(recipe.target.path)
+    sketch = Sketch(path, recipe.target.revision)
+    bare = loading.is_bare(path)
+    corpus = (
+        None if bare else load_corpus(recipe, loading.load_tokenizer(path, recipe.target.revision))
+    )
     head = _empty_head(recipe, sketch)
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
+    work = work_of(recipe, corpus)
+    width, drafts = sketch.hidden_size, head.config.draft_vocab_size
     return Plan(
         target_parameters=sketch.parameters,
+        target_active=sketch.active,
         head_trained=trained,
         head_body=trained - head.lm_head.weight.numel(),
-        draft_vocab=head.config.draft_vocab_size,
+        draft_vocab=drafts,
         taps=head.config.taps,
         corpus=corpus,
-        saves=len(save_steps(recipe, corpus.batches.total_steps)),
+        work=work,
+        operations=None
+        if work is None
+        else operations(work, sketch.active, trained, sketch.vocab_size * width, drafts * width),
+        saves=None if work is None or not work.steps else len(save_steps(recipe, work.steps)),
         memory=estimate_memory(recipe, sketch, head, corpus),
     )
 
 
 def estimate_memory(
-    recipe: Recipe, sketch: Sketch, head: Eagle3Head, corpus: Corpus
+    recipe: Recipe, sketch: Sketch, head: Eagle3Head, corpus: Corpus | None
 ) -> dict[str, int]:
     """Bytes by purpose on one rank, for its largest packed row; an estimate, not a bound."""
-    batches, config = corpus.batches, head.config
+    config, data = head.config, recipe.data
     element = getattr(torch, recipe.target.dtype).itemsize
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
+    table = config.vocab_size * config.hidden_size if config.owns_embedding else 0
     per_token = (config.num_taps * config.target_width + sketch.hidden_size) * element
-    longest, total = max(batches.tokens), sum(batches.tokens)
-    kept = total if recipe.data.keep_features == "memory" else longest
-    loss_rows = int(batches.counts.sum(1).max())
+    if corpus is None:
+        longest, total = data.row_tokens, (data.max_rows or 0) * data.max_length
+        loss_rows = longest * recipe.train.unroll_steps
+    else:
+        longest, total = max(corpus.batches.tokens), sum(corpus.batches.tokens)
+        loss_rows = int(corpus.batches.counts.sum(1).max())
+    kept = max(total, longest) if data.keep_features == "memory" else longest
     per_loss_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
     per_loss_row += 3 * config.intermediate_size
     # The target's own forward keeps about one block's activations; the teacher one row block.
-    prefix = longest * (8 * sketch.hidden_size + 3 * sketch.config.intermediate_size)
+    inner = getattr(sketch.config, "intermediate_size", None) or 4 * sketch.hidden_size
+    prefix = longest * (8 * sketch.hidden_size + 3 * inner)
     return {
         "target": sketch.parameters * element,
-        "head, gradients, AdamW": COPIES_IN_TRAINING * FLOAT32 * trained,
+        "head, gradients, AdamW": FLOAT32 * (COPIES_IN_TRAINING * trained + table),
         "features": kept * per_token,
         "activations": FLOAT32 * (loss_rows * per_loss_row + prefix),
     }
@@ -118,30 +149,54 @@ def estimate_memory(
 def print_plan(recipe: Recipe) -> None:
     """Print the plan of a recipe to stdout."""
     plan = make_plan(recipe)
-    batches, info = plan.corpus.batches, plan.corpus.prepared.info
-    total = batches.total_steps
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for name, value in (
+    rows = [
         ("target", f"{recipe.target.path}, {plan.target_parameters:,} parameters, frozen"),
+        ("  a token meets", f"{plan.target_active:,} of them, its embedding not counted"),
         ("head", f"{plan.head_trained:,} trained ({plan.head_body:,} without its lm_head)"),
         ("taps", ", ".join(map(str, plan.taps))),
         ("draft vocabulary", f"{plan.draft_vocab:,} ids"),
+        *_data_rows(recipe, plan),
+        *_work_rows(plan),
+        *((f"memory: {name}", _size(size)) for name, size in plan.memory.items()),
+        ("memory: all, about", _size(sum(plan.memory.values()))),
+    ]
+    if plan.saves is not None:
+        each = _size(plan.head_trained * 12)
+        rows.append(("checkpoints", f"{plan.saves} in {recipe.output.dir}, each {each}"))
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def _data_rows(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
+    if plan.corpus is None:
+        unknown = f"not looked at: {recipe.target.path} holds a configuration and no tokenizer"
+        return [("data", unknown)]
+    batches, info = plan.corpus.batches, plan.corpus.prepared.info
+    return [
         ("conversations", f"{info['rows']:,}, {info['held_out']:,} held out"),
         *(("  not used", f"{n:,} {why}") for why, n in plan.corpus.prepared.counts.items()),
         ("packed rows", f"{len(batches.tokens):,} of up to {recipe.data.row_tokens:,} tokens"),
         ("tokens an epoch", f"{sum(batches.tokens):,}"),
         ("loss rows an epoch", _by_step(batches.counts.sum(0).tolist())),
-        ("optimiser steps", f"{total:,} in {total / batches.steps_per_epoch:.3g} epochs"),
-        ("tokens in all", f"{round(sum(batches.tokens) * total / batches.steps_per_epoch):,}"),
-        (
-            "checkpoints",
-            f"{plan.saves} in {recipe.output.dir}, each {_size(plan.head_trained * 12)}",
-        ),
-        *((f"memory: {name}", _size(size)) for name, size in plan.memory.items()),
-        ("memory: all, about", _size(sum(plan.memory.values()))),
-    ):
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
+        ("epochs", f"{batches.total_steps / batches.steps_per_epoch:.3g}"),
+    ]
+
+
+def _work_rows(plan: Plan) -> list[tuple[str, str]]:
+    work = plan.work
+    if work is None or plan.operations is None:
+        return [("tokens in all", "unknown: neither data nor train.max_steps nor data.max_rows")]
+    most = "" if work.exact else "at most "
+    hours = plan.operations / SUSTAINED / 3600
+    rate = f"{SUSTAINED / 1e12:.0f} TFLOP/s (an assumption)"
+    return [
+        *([("optimiser steps", f"{most}{work.steps:,}")] if work.steps else []),
+        ("tokens in all", f"{most}{work.tokens:,}"),
+        ("operations", f"{most}{plan.operations:.2g} FLOP"),
+        ("GPU-hours", f"{most}{hours:.3g} if one GPU sustains {rate}"),
+    ]
 
 
 def _empty_head(recipe: Recipe, sketch: Any) -> Eagle3Head:
@@ -157,6 +212,7 @@ def _empty_head(recipe: Recipe, sketch: Any) -> Eagle3Head:
         taps=tuple(section.taps) if section.taps else None,
         fc_norm=section.fc_norm,
         norm_output=section.norm_output,
+        **section.sizes,
     )
     with torch.device("meta"):
         return Eagle3Head(config, torch.arange(size))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3_config import KINDS
+from headsmith.train.head_sizes import HeadSizes
 
 ROOMS = ("data", "inference", "models", "recipes", "train")
 
@@ -37,7 +38,7 @@ class TargetSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-class HeadSection(Section):
+class HeadSection(HeadSizes, Section):
     """The head to train. `draft_vocab_size: null` keeps every id of the target.
 
     `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output.

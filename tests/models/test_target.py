@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from headsmith.errors import HeadsmithError
 from headsmith.models.spans import Span
@@ -18,9 +18,6 @@ from headsmith.models.target import Target
 
 Write = Callable[..., Path]
 Make = Callable[..., PreTrainedModel]
-
-LENGTHS = [14, 3, 9]
-FAMILIES = ["llama", "llama-tied", "gemma2", "qwen3", "mistral", "mixtral", "gpt_oss"]
 
 
 def some_ids(count: int, seed: int = 0) -> torch.Tensor:
@@ -32,39 +29,7 @@ def target(write_target: Write, make_model: Make) -> Target:
     return Target.load(write_target(make_model("llama")))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_documents_equal_the_model_on_each_alone(
-    family: str, write_target: Write, make_model: Make
-) -> None:
-    """Taps, last states and logits of a packed row are transformers' own, document by document."""
-    folder = write_target(make_model(family))
-    target = Target.load(folder)
-    own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    ids, taps = some_ids(sum(LENGTHS)), (0, 2, 5, 6)
-    got = target.features(ids, LENGTHS, taps)
-    assert got.taps.shape == (26, 4, 32) and got.last.shape == (26, 32)
-    # transformers gives the last state behind the final norm only; the norm of tap 6 is it.
-    final_norm = target.decoder.norm
-    begin = 0
-    for length in LENGTHS:
-        part = slice(begin, begin + length)
-        with torch.no_grad():
-            out = own(ids[None, part], output_hidden_states=True, use_cache=False)
-        for i, tap in enumerate(taps[:-1]):
-            torch.testing.assert_close(
-                got.taps[part, i], out.hidden_states[tap][0], rtol=1e-4, atol=1e-5
-            )
-        torch.testing.assert_close(
-            final_norm(got.taps[part, 3]), got.last[part], rtol=1e-4, atol=1e-5
-        )
-        torch.testing.assert_close(got.last[part], out.hidden_states[-1][0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(
-            target.logits(got.last[part]), out.logits[0], rtol=1e-4, atol=1e-5
-        )
-        begin += length
-
-
-@pytest.mark.parametrize("family", ["llama-tied", "gemma2"])
+@pytest.mark.parametrize("family", ["llama-tied", "gemma2", "granite", "cohere2"])
 def test_logits_of_some_ids_are_those_columns(
     family: str, write_target: Write, make_model: Make
 ) -> None:
@@ -206,6 +171,23 @@ def test_a_target_whose_logits_are_not_its_heads_is_refused(
     monkeypatch.setattr(Target, "logits", lambda self, last: 2 * last @ self.head_weight.T)
     with pytest.raises(HeadsmithError, match="output head on the last state"):
         target.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "said"),
+    [
+        # Attention of its own, and a state that has no attention to keep documents apart with.
+        ("falcon", {"num_attention_heads": 4}, "does not attend through transformers'"),
+        ("mamba", {"state_size": 4, "num_hidden_layers": 4}, "cannot be a target"),
+    ],
+)
+def test_architectures_that_cannot_keep_documents_apart_are_refused(
+    kind: str, sizes: dict[str, int], said: str, write_target: Write
+) -> None:
+    given = {"hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 270, **sizes}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given))
+    with pytest.raises(HeadsmithError, match=said):
+        Target.load(write_target(model))
 
 
 def test_stop_ids_are_those_that_generate_reads(write_target: Write, make_model: Make) -> None:
