@@ -20,8 +20,8 @@ from headsmith.inference.result import build_result, write_results
 from headsmith.inference.settings import EvalSettings
 
 if TYPE_CHECKING:
-    from headsmith.inference.tree import Shape
-    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.inference.tree import Draft
+    from headsmith.models.heads import Head
     from headsmith.models.target import Target
 
 __all__ = ["EvalSettings", "evaluate", "quick_tau", "raise_if_unequal"]
@@ -35,7 +35,7 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     Raises HeadsmithError for what cannot be used, EnvironmentFault for the machine's faults.
     """
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
-    target, head, warnings = _load(settings)
+    target, head, warnings = load_pair(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
     session = Session(settings, target, head, conversations, builder, on_progress)
     session.warnings += warnings
@@ -59,30 +59,30 @@ def raise_if_unequal(result: dict[str, Any]) -> None:
 
 def quick_tau(
     target: Target,
-    head: Eagle3Head,
+    head: Head,
     requests: Sequence[Request],
-    shape: Shape,
+    shape: Draft,
     max_new_tokens: int,
     *,
     batch: int = 8,
     seed: int = 0,
 ) -> Metrics:
     """METRICS of one greedy pass over `requests`, without baseline or equality; for the trainer."""
-    from headsmith.inference.drafters import EagleDrafter
     from headsmith.inference.engine import Decoder
+    from headsmith.inference.make_drafter import make_drafter
 
-    drafter = EagleDrafter(head, target, shape)
+    drafter = make_drafter(head, target, shape)
     decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
     responses, _ = decoder.generate(requests)
     return summarise(responses, seed=seed)
 
 
-def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]:
+def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
     import torch
 
     from headsmith.inference.environment import DTYPES, pick_device
-    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.heads import load_head
     from headsmith.models.provenance import check_pair
     from headsmith.models.target import Target
 
@@ -98,9 +98,7 @@ def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]
         return target, None, []
     assert settings.head is not None
     warnings = check_pair(target, settings.head, settings.allow_mismatch)
-    head = Eagle3Head.load(
-        settings.head, num_target_layers=target.num_layers, dtype=dtype, device=device
-    )
+    head = load_head(settings.head, target, dtype=dtype, device=device)
     return target, head.eval(), list(warnings or [])
 
 

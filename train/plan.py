@@ -15,8 +15,12 @@ from headsmith.errors import HeadsmithError
 from headsmith.models import loading
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.heads import Head, read_head
+from headsmith.models.medusa import MedusaHead
+from headsmith.models.medusa_files import MedusaConfig
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus, load_corpus
+from headsmith.train.medusa import CHUNK
 from headsmith.train.recipe import Recipe, locate
 
 FLOAT32 = 4
@@ -82,36 +86,44 @@ def make_plan(recipe: Recipe) -> Plan:
     return Plan(
         target_parameters=sketch.parameters,
         head_trained=trained,
-        head_body=trained - head.lm_head.weight.numel(),
+        head_body=trained - sum(p.numel() for n, p in head.named_parameters() if "lm_head" in n),
         draft_vocab=head.config.draft_vocab_size,
-        taps=head.config.taps,
+        taps=head.taps,
         corpus=corpus,
         saves=len(save_steps(recipe, corpus.batches.total_steps)),
         memory=estimate_memory(recipe, sketch, head, corpus),
     )
 
 
-def estimate_memory(
-    recipe: Recipe, sketch: Sketch, head: Eagle3Head, corpus: Corpus
-) -> dict[str, int]:
+def estimate_memory(recipe: Recipe, sketch: Sketch, head: Head, corpus: Corpus) -> dict[str, int]:
     """Bytes by purpose on one rank, for its largest packed row; an estimate, not a bound."""
-    batches, config = corpus.batches, head.config
+    batches = corpus.batches
     element = getattr(torch, recipe.target.dtype).itemsize
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    per_token = (config.num_taps * config.target_width + sketch.hidden_size) * element
+    per_token = (len(head.taps) + 1) * sketch.hidden_size * element
     longest, total = max(batches.tokens), sum(batches.tokens)
     kept = total if recipe.data.keep_features == "memory" else longest
     loss_rows = int(batches.counts.sum(1).max())
-    per_loss_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
-    per_loss_row += 3 * config.intermediate_size
     # The target's own forward keeps about one block's activations; the teacher one row block.
     prefix = longest * (8 * sketch.hidden_size + 3 * sketch.config.intermediate_size)
     return {
         "target": sketch.parameters * element,
         "head, gradients, AdamW": COPIES_IN_TRAINING * FLOAT32 * trained,
         "features": kept * per_token,
-        "activations": FLOAT32 * (loss_rows * per_loss_row + prefix),
+        "activations": FLOAT32 * (_head_activations(head, loss_rows) + prefix),
     }
+
+
+def _head_activations(head: Head, loss_rows: int) -> int:
+    """Numbers that the head's forward and backward keep for so many loss rows of all steps."""
+    config = head.config
+    if isinstance(config, MedusaConfig):
+        # Logits are there for one piece at a time, gradients of lm_heads for all heads.
+        own = 0 if config.lm_head == "shared" else config.num_heads * config.hidden_size
+        logits = (4 * CHUNK + own) * config.draft_vocab_size
+        return logits + loss_rows * (4 * config.num_layers + 2) * config.hidden_size
+    per_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
+    return loss_rows * (per_row + 3 * config.intermediate_size)
 
 
 def print_plan(recipe: Recipe) -> None:
@@ -123,7 +135,7 @@ def print_plan(recipe: Recipe) -> None:
     for name, value in (
         ("target", f"{recipe.target.path}, {plan.target_parameters:,} parameters, frozen"),
         ("head", f"{plan.head_trained:,} trained ({plan.head_body:,} without its lm_head)"),
-        ("taps", ", ".join(map(str, plan.taps))),
+        ("taps", ", ".join(map(str, plan.taps)) or "none, only the last state"),
         ("draft vocabulary", f"{plan.draft_vocab:,} ids"),
         ("conversations", f"{info['rows']:,}, {info['held_out']:,} held out"),
         *(("  not used", f"{n:,} {why}") for why, n in plan.corpus.prepared.counts.items()),
@@ -143,11 +155,16 @@ def print_plan(recipe: Recipe) -> None:
     Console(highlight=False).print(table)
 
 
-def _empty_head(recipe: Recipe, sketch: Any) -> Eagle3Head:
+def _empty_head(recipe: Recipe, sketch: Any) -> Head:
     section = recipe.head
     if section.init_from is not None:
-        return Eagle3Head.load(locate(section.init_from), num_target_layers=sketch.num_layers)
+        return read_head(locate(section.init_from), sketch.num_layers)
     size = min(section.draft_vocab_size or sketch.vocab_size, sketch.vocab_size)
+    if section.kind == "medusa":
+        sizes = (section.num_heads, section.num_layers, section.lm_head)
+        medusa = MedusaConfig(sketch.hidden_size, sketch.vocab_size, size, *sizes)
+        with torch.device("meta"):
+            return MedusaHead(medusa, torch.arange(size))
     config = Eagle3Config.for_target(
         sketch,
         size,

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headsmith.errors import HeadsmithError
+from headsmith.train.applies import check_applies
 
 ROOMS = ("data", "inference", "models", "recipes", "train")
 
@@ -37,14 +38,23 @@ class TargetSection(Section):
 
 
 class HeadSection(Section):
-    """The head to train. `draft_vocab_size: null` keeps every id of the target."""
+    """The head to train. `draft_vocab_size: null` keeps every id of the target.
 
-    kind: Literal["eagle3"] = "eagle3"
+    The keys from `num_heads` on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x
+    kl. What does not apply to the kind is refused (headsmith/train/applies.py).
+    """
+
+    kind: Literal["eagle3", "medusa"] = "eagle3"
     taps: list[int] | None = None
     fc_norm: bool = False
     norm_output: bool = False
     draft_vocab_size: int | None = Field(None, ge=1)
     init_from: str | None = None
+    num_heads: int = Field(5, ge=1)
+    num_layers: int = Field(1, ge=1)
+    lm_head: Literal["shared", "private", "truncated"] = "shared"
+    loss: Literal["ce", "kl", "mix"] = "kl"
+    ce_weight: float = Field(0.5, ge=0, le=1)
 
 
 class DataSection(Section):
@@ -133,6 +143,16 @@ class Recipe(Section):
     train: TrainSection = TrainSection()
     validation: ValidationSection = ValidationSection()
     output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def keys_apply(self) -> "Recipe":
+        check_applies(self)
+        return self
+
+    @property
+    def steps(self) -> int:
+        """How many drafts ahead are trained: Medusa's heads, or the steps of the unroll."""
+        return self.head.num_heads if self.head.kind == "medusa" else self.train.unroll_steps
 
     def fingerprint(self) -> str:
         """sha256 over what decides the weights; where and how often it is saved does not count."""
@@ -246,7 +266,7 @@ def _sentence(error: ValidationError, path: Path, from_command_line: set[str]) -
     if fault["type"] == "missing":
         return f"{where}: {key} is missing; a recipe must say it"
     if fault["type"] == "value_error":
-        return f"{where}: {key}: {fault['ctx']['error']}"
+        return ": ".join(filter(None, (where, key, str(fault["ctx"]["error"]))))
     given = json.dumps(fault["input"], default=str)
     given = given if len(given) <= 60 else given[:57] + "..."
     rule = fault["msg"].removeprefix("Input should be ")

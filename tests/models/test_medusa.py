@@ -1,4 +1,4 @@
-"""Medusa heads: the formula of spec/medusa.md 1.1, how they begin, their files and what is refused."""
+"""Medusa heads: the formula of spec/medusa.md 1.1, how they begin, their files, what is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draft_ids() -> Tensor:
 
 @pytest.fixture
 def make(target: Target, draft_ids: Tensor) -> Callable[..., MedusaHead]:
-    """make(lm_head, fresh=False): K heads of L layers, with random weights unless they are fresh."""
+    """make(lm_head, fresh=False): K heads of L layers, of random weights unless they are fresh."""
 
     def head(kind: LmHead, fresh: bool = False) -> MedusaHead:
         ids = draft_ids if kind == "truncated" else None
