@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.engine import Decoder
@@ -106,18 +105,16 @@ def ranks_of(head: MedusaHead, target: Target, response: Response) -> Ranks:
     prompt, output = response.request.prompt_ids, response.output_ids
     ids = torch.tensor([*prompt, *output], device=target.device)
     last = target.run(ids, [Span(len(ids))]).last[len(prompt) - 1 : len(ids) - 2]
-    ranks = min(MAX_RANKS, head.config.draft_vocab_size)
-    found: Ranks = []
-    for start, part in zip(range(0, len(last), _CHUNK), last.split(_CHUNK), strict=True):
-        best = best_tokens(head, target, part, head.config.num_heads, ranks)
-        for place, ranked in enumerate(best, start=start + 1):
-            found.append(tuple(_ranks(ranked, output[place:])))
-    return found
+    ranks, depth = min(MAX_RANKS, head.config.draft_vocab_size), head.config.num_heads
+    best: list[list[list[int]]] = []
+    for part in last.split(_CHUNK):
+        best += best_tokens(head, target, part, depth, ranks).tolist()
+    return [tuple(_ranks(ranked, output[j + 1 :])) for j, ranked in enumerate(best)]
 
 
-def _ranks(ranked: Tensor, right: Sequence[int]) -> Iterator[int]:
+def _ranks(ranked: Sequence[Sequence[int]], right: Sequence[int]) -> Iterator[int]:
     """Where the right tokens stand among the ranked ids [K, R]; MAX_RANKS for those that do not."""
-    for row, token in zip(ranked.tolist(), right, strict=False):
+    for row, token in zip(ranked, right, strict=False):
         yield row.index(token) if token in row else MAX_RANKS
 
 

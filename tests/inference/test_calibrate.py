@@ -61,16 +61,16 @@ def trained(small_target: Target, requests: list[Request]) -> MedusaHead:
 def test_the_promise_is_what_the_verifier_measures(
     nodes: int, trained: MedusaHead, small_target: Target, requests: list[Request]
 ) -> None:
-    found = calibrate(trained, small_target, requests, nodes=nodes, max_new_tokens=40, batch=2)
+    found = calibrate(trained, small_target, requests, nodes=nodes, max_new_tokens=24, batch=5)
     trained.calibration = found
-    metrics = quick_tau(small_target, trained, requests, Calibrated(), 40)
+    metrics = quick_tau(small_target, trained, requests, Calibrated(), 24)
     assert metrics["tau"] is not None and metrics["tau"] > 1.1
     assert found.about["predicted_tau"] == pytest.approx(metrics["tau"], rel=0.05)
     assert found.about["passes"] == metrics["passes"]
     assert len(found.choices) <= nodes and found.about["prompts"] == 5
     # The tree earns its nodes: a chain of as many drafts, or of all heads, commits less.
     chain = RankTree.chain(min(nodes, K))
-    least = quick_tau(small_target, trained, requests, chain, 40)["tau"]
+    least = quick_tau(small_target, trained, requests, chain, 24)["tau"]
     assert least is not None and metrics["tau"] >= least
 
 
@@ -150,7 +150,7 @@ def folders(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(1))
     head.save(root / "head")
     (root / "head" / "headsmith.json").write_text(json.dumps({"target": target_info(target)}))
-    words = ["red green", "one two three", "blue", "tea and milk"]
+    words = ["red green", "one two three", "blue"]
     (root / "prompts.jsonl").write_text("".join(json.dumps({"prompt": w}) + "\n" for w in words))
     return root / "head", root / "prompts.jsonl"
 
@@ -164,7 +164,7 @@ def test_the_command_stores_a_tree_that_eval_drafts(
     folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, prompts = folders
-    same = ("--head", head, "--prompts", prompts, "--max-new-tokens", 32, "--device", "cpu")
+    same = ("--head", head, "--prompts", prompts, "--max-new-tokens", 16, "--device", "cpu")
     assert command("calibrate", *same, "--nodes", 12) == 0
     said = capsys.readouterr().out
     stored = read_calibration(head)
@@ -174,7 +174,7 @@ def test_the_command_stores_a_tree_that_eval_drafts(
     raw = json.loads((head / TREE_FILE).read_text())
     assert raw["schema"] == "headsmith.medusa_tree/1" and raw["medusa_choices"] == stored.choices
     results = {}
-    for draft in ("stored", "medusa:3", "chain:3"):
+    for draft in ("stored", "medusa:3"):
         path = tmp_path / "result.json"
         evaluated = command("eval", *same, "--draft", draft, "--no-baseline", "--json", path)
         assert evaluated == 0
