@@ -37,7 +37,9 @@ class Drafter(Protocol):
     """Anything that proposes. `taps` names the states it reads; `shape` bounds what it proposes."""
 
     taps: tuple[int, ...]
-    shape: Shape
+
+    @property
+    def shape(self) -> Shape: ...
 
     def reset(self, slots: int, capacity: int) -> None:
         """Forget everything and make room for `slots` requests of `capacity` tokens."""

@@ -22,7 +22,7 @@ def build_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> RankTree:
     sorted_accuracy = [[row[r] for r in order] for row, order in zip(accuracy, orders, strict=True)]
     # The heap holds minus the worth of a node, of its parent, and its path of places in the orders;
     # a chosen node opens its next sibling and its first child.
-    heap = [(-sorted_accuracy[0][0], -1.0, (0,))]
+    heap: list[tuple[float, float, tuple[int, ...]]] = [(-sorted_accuracy[0][0], -1.0, (0,))]
     chosen: list[tuple[int, ...]] = []
     while heap and len(chosen) < nodes:
         worth, parent, path = heapq.heappop(heap)

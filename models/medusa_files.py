@@ -198,7 +198,8 @@ def read_calibration(path: Path) -> Calibration | None:
     if not file.is_file():
         return None
     raw = read_json(file)
-    choices, accuracy = raw.get("medusa_choices"), raw.get("accuracy")
+    choices: Any = raw.get("medusa_choices")
+    accuracy: Any = raw.get("accuracy")
     if not (_lists_of(choices, int) and _lists_of(accuracy, float)):
         raise HeadsmithError(
             f"{file} holds no medusa_choices and accuracy; write it with headsmith calibrate"
