@@ -27,9 +27,6 @@ from headsmith.train.unroll import TrainRow, UnrollResult, tally
 # Teacher positions whose logits exist at a time: [CHUNK, V_d] of the teacher and of one head.
 CHUNK = 256
 
-# (head k, its states of some rows [n, H]) -> the sum of their losses
-PieceLoss = Callable[[int, Tensor], Tensor]
-
 
 def medusa_losses(
     head: MedusaHead,

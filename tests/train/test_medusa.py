@@ -29,7 +29,8 @@ from headsmith.train.loss import LossSettings
 from headsmith.train.medusa import medusa_losses
 from headsmith.train.plan import make_plan
 from headsmith.train.predict import walk
-from headsmith.train.recipe import Recipe, load_recipe
+from headsmith.train.recipe import Recipe, TrainSection, load_recipe
+from headsmith.train.step import Unroll
 from headsmith.train.unroll import prepare_row
 
 K = 3
@@ -161,6 +162,30 @@ def test_a_row_too_short_for_the_deeper_heads_trains_the_others(target: Target) 
     # Every weight has a gradient, for ranks exchange them all.
     assert all(p.grad is not None for p in head.parameters())
     assert head.lm_heads[2].weight.grad.norm() == 0 < head.lm_heads[1].weight.grad.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_changes_the_losses_by_its_rounding_only(
+    kind: LmHead, target_dir: Path, row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bfloat16 target, and autocast on top of it; the heads stay float32."""
+    monkeypatch.setattr(medusa, "CHUNK", 7)
+    exact = Target.load(target_dir)
+    rounded = Target.load(target_dir, dtype=torch.bfloat16)
+    results = []
+    for target, precision in ((exact, "float32"), (rounded, "float32"), (rounded, "bfloat16")):
+        head = make_head(exact, kind).float()
+        head.shared = target.head_weight if kind == "shared" else None
+        settings = TrainSection.model_validate({"precision": precision})
+        model = Unroll(head, target, settings, LossSettings("mix"))
+        losses, _, _ = model(prepared(head, target, row), K)
+        losses.sum().backward()
+        for name, parameter in head.named_parameters():
+            assert parameter.grad is not None and parameter.grad.norm() > 0, name
+            assert parameter.grad.isfinite().all()
+        results.append(losses.detach())
+    for losses in results[1:]:
+        torch.testing.assert_close(losses, results[0], rtol=0.05, atol=0.1)
 
 
 def memorised(target: Target, requests: list[Request], tokens: int) -> tuple[MedusaHead, Any]:
