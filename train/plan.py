@@ -41,6 +41,7 @@ class Plan:
     taps: tuple[int, ...]
     corpus: Corpus
     saves: int
+    checkpoint: int
     memory: dict[str, int]
 
 
@@ -91,6 +92,7 @@ def make_plan(recipe: Recipe) -> Plan:
         taps=head.taps,
         corpus=corpus,
         saves=len(save_steps(recipe, corpus.batches.total_steps)),
+        checkpoint=_checkpoint(head, trained, getattr(torch, recipe.target.dtype).itemsize),
         memory=estimate_memory(recipe, sketch, head, corpus),
     )
 
@@ -112,6 +114,13 @@ def estimate_memory(recipe: Recipe, sketch: Sketch, head: Head, corpus: Corpus) 
         "features": kept * per_token,
         "activations": FLOAT32 * (_head_activations(head, loss_rows) + prefix),
     }
+
+
+def _checkpoint(head: Head, trained: int, element: int) -> int:
+    """Bytes of a checkpoint: float32 weights and two moments, and a shared lm_head's copy."""
+    config = head.config
+    copied = isinstance(config, MedusaConfig) and config.lm_head == "shared"
+    return 3 * FLOAT32 * trained + copied * element * config.vocab_size * config.hidden_size
 
 
 def _head_activations(head: Head, loss_rows: int) -> int:
@@ -146,7 +155,7 @@ def print_plan(recipe: Recipe) -> None:
         ("tokens in all", f"{round(sum(batches.tokens) * total / batches.steps_per_epoch):,}"),
         (
             "checkpoints",
-            f"{plan.saves} in {recipe.output.dir}, each {_size(plan.head_trained * 12)}",
+            f"{plan.saves} in {recipe.output.dir}, each {_size(plan.checkpoint)}",
         ),
         *((f"memory: {name}", _size(size)) for name, size in plan.memory.items()),
         ("memory: all, about", _size(sum(plan.memory.values()))),

@@ -289,6 +289,8 @@ def test_the_plan_counts_what_is_trained(recipe_file: Path) -> None:
         assert plan.head_body == 3 * block and plan.head_trained == 3 * block + lm_heads
         assert plan.taps == () and plan.corpus.batches.num_steps == 3
         assert all(size > 0 for size in plan.memory.values())
+        copy = 0 if lm_heads else 4 * 300 * 64
+        assert plan.checkpoint == 12 * plan.head_trained + copy
 
 
 @pytest.mark.parametrize(
