@@ -14,14 +14,16 @@ from headsmith.errors import HeadsmithError
 if TYPE_CHECKING:
     from headsmith.inference.engine import Decoder
     from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.medusa import MedusaHead
     from headsmith.models.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Decoder", "Eagle3Head", "HeadsmithError", "Target", "__version__"]
+__all__ = ["Decoder", "Eagle3Head", "HeadsmithError", "MedusaHead", "Target", "__version__"]
 
 _LAZY = {
     "Decoder": "headsmith.inference.engine",
     "Eagle3Head": "headsmith.models.eagle3",
+    "MedusaHead": "headsmith.models.medusa",
     "Target": "headsmith.models.target",
 }
 

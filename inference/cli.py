@@ -49,7 +49,8 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     "--draft",
     default="chain:4",
     show_default=True,
-    help="chain:DEPTH or tree:NODES,TOPK,DEPTH.",
+    help="chain:DEPTH or tree:NODES,TOPK,DEPTH; for Medusa heads chain:DEPTH, or stored or "
+    "medusa:NODES for the tree that headsmith calibrate made.",
 )
 @click.option("--drafter", default="head", show_default=True, help="head or none (plain decoding).")
 @click.option("--rule", default="greedy", show_default=True, help="greedy.")

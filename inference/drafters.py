@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headsmith.errors import HeadsmithError
 from headsmith.inference.cache import KeyValueCache
-from headsmith.inference.tree import Chain, DynamicTree, Shape, Tree, choose_nodes
+from headsmith.inference.tree import Chain, Draft, DynamicTree, Shape, Tree, choose_nodes
 from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.linear import pack_linears
@@ -23,19 +24,22 @@ class Update:
 
     `tokens` [n] are the committed tokens behind the tapped ones, `taps` [n, m, H] the target's own
     states: never the drafter's guesses, never those of rejected nodes. The last token is the root
-    of the next tree.
+    of the next tree, and `last` [H] the target's post-norm state of the token before it.
     """
 
     slot: int
     tokens: list[int]
     taps: Tensor
+    last: Tensor | None = None
 
 
 class Drafter(Protocol):
     """Anything that proposes. `taps` names the states it reads; `shape` bounds what it proposes."""
 
     taps: tuple[int, ...]
-    shape: Shape
+
+    @property
+    def shape(self) -> Shape: ...
 
     def reset(self, slots: int, capacity: int) -> None:
         """Forget everything and make room for `slots` requests of `capacity` tokens."""
@@ -65,11 +69,17 @@ class EagleDrafter:
     them is overwritten at the next update.
     """
 
-    def __init__(self, head: Eagle3Head, target: Target, shape: Shape) -> None:
+    def __init__(self, head: Eagle3Head, target: Target, shape: Draft) -> None:
+        if not isinstance(shape, Chain | DynamicTree):
+            raise HeadsmithError(
+                f"draft {shape} is a tree of a Medusa head, and this head is of kind {head.kind}; "
+                "give chain:DEPTH or tree:NODES,TOPK,DEPTH"
+            )
         # A copy: packing weights for inference would end a head that is still trained.
         self.head = copy.deepcopy(head).to(target.device, target.dtype).requires_grad_(False).eval()
         pack_linears(self.head)
-        self.target, self.shape, self.taps = target, shape, head.taps
+        self.target, self.taps = target, head.taps
+        self.shape: Chain | DynamicTree = shape
         self._cache = KeyValueCache(0, 0)
         self._lengths: list[int] = []
 

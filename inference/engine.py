@@ -22,6 +22,7 @@ from headsmith.inference.drafters import Drafter, Update
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
+from headsmith.models.prefix import Features
 from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
@@ -144,12 +145,13 @@ class Decoder:
             logits = self.target.logits(features.last[last])
             self._refuse_nan(fresh, logits)
             first = logits.argmax(-1).tolist()
-            for a, token, taps in zip(
-                fresh, first, features.taps.split([s.length for s in spans]), strict=True
+            taps = features.taps.split([s.length for s in spans])
+            for a, token, tapped, state in zip(
+                fresh, first, taps, features.last[last], strict=True
             ):
                 a.cached = len(a.request.prompt_ids)
                 self._commit(a, [token])
-                a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], taps)
+                a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], tapped, state)
 
     def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
         """NaN in a prompt's states reaches all that follows, so looking here is enough."""
@@ -165,10 +167,10 @@ class Decoder:
         with self._timed("draft_s"):
             trees = self._draft(active)
         with self._timed("verify_s"):
-            predictions, taps = self._verify(active, trees)
+            predictions, states = self._verify(active, trees)
         with self._timed("other_s"):
-            for a, tree, predicted, tapped in zip(active, trees, predictions, taps, strict=True):
-                self._accept(a, tree, predicted, tapped)
+            for a, tree, predicted, seen in zip(active, trees, predictions, states, strict=True):
+                self._accept(a, tree, predicted, seen)
 
     def _draft(self, active: list[_Active]) -> list[Tree]:
         if self.drafter is None:
@@ -182,8 +184,8 @@ class Decoder:
 
     def _verify(
         self, active: list[_Active], trees: list[Tree]
-    ) -> tuple[list[list[int]], Sequence[Tensor]]:
-        """One target pass over all nodes of all trees: argmax behind each node, and the taps of
+    ) -> tuple[list[list[int]], list[Features]]:
+        """One target pass over all nodes of all trees: argmax behind each node, and the states of
         each.
         """
         spans = [
@@ -196,9 +198,10 @@ class Decoder:
         features = self.target.run(ids, spans, self.cache, self._taps)
         sizes = [len(tree) for tree in trees]
         predicted = self.target.logits(features.last).argmax(-1).split(sizes)
-        return [p.tolist() for p in predicted], features.taps.split(sizes)
+        states = map(Features, features.taps.split(sizes), features.last.split(sizes))
+        return [p.tolist() for p in predicted], list(states)
 
-    def _accept(self, a: _Active, tree: Tree, predicted: list[int], taps: Tensor) -> None:
+    def _accept(self, a: _Active, tree: Tree, predicted: list[int], states: Features) -> None:
         accepted = accept_greedy(tree, predicted)
         path = accepted.path
         new = [*(tree.tokens[node] for node in path[1:]), accepted.bonus]
@@ -208,7 +211,7 @@ class Decoder:
             self.cache.keep(a.slot, a.cached, path)
             a.cached += len(path)
             assert a.cached == a.length - 1, "the cache holds every committed token but the root"
-            a.update = Update(a.slot, new, taps[path])
+            a.update = Update(a.slot, new, states.taps[path], states.last[path[-1]])
 
     def _commit(self, a: _Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""

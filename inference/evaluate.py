@@ -23,8 +23,8 @@ from headsmith.inference.result import build_result, write_results
 from headsmith.inference.settings import EvalSettings
 
 if TYPE_CHECKING:
-    from headsmith.inference.tree import Shape
-    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.inference.tree import Draft
+    from headsmith.models.heads import Head
     from headsmith.models.target import Target
 
 __all__ = ["EvalSettings", "evaluate", "quick_tau", "raise_if_unequal"]
@@ -38,7 +38,7 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     Raises HeadsmithError for what cannot be used, EnvironmentFault for the machine's faults.
     """
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
-    target, head, warnings = _load(settings)
+    target, head, warnings = load_pair(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
     if settings.context:
         conversations, left_out = bring_to(conversations, builder, settings.context)
@@ -79,25 +79,25 @@ def _measure(session: Session) -> dict[str, Any]:
 
 def quick_tau(
     target: Target,
-    head: Eagle3Head,
+    head: Head,
     requests: Sequence[Request],
-    shape: Shape,
+    shape: Draft,
     max_new_tokens: int,
     *,
     batch: int = 8,
     seed: int = 0,
 ) -> Metrics:
     """METRICS of one greedy pass over `requests`, without baseline or equality; for the trainer."""
-    from headsmith.inference.drafters import EagleDrafter
     from headsmith.inference.engine import Decoder
+    from headsmith.inference.make_drafter import make_drafter
 
-    drafter = EagleDrafter(head, target, shape)
+    drafter = make_drafter(head, target, shape)
     decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
     responses, _ = decoder.generate(requests)
     return summarise(responses, seed=seed)
 
 
-def _load(settings: EvalSettings) -> tuple[Target, Eagle3Head | None, list[str]]:
+def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
     target = load_target(settings)
     if settings.drafter == "none":
@@ -122,19 +122,14 @@ def load_target(settings: EvalSettings) -> Target:
     return Target.load(path, revision=revision, dtype=dtype, device=device)
 
 
-def load_matching_head(settings: EvalSettings, target: Target) -> tuple[Eagle3Head, list[str]]:
+def load_matching_head(settings: EvalSettings, target: Target) -> tuple[Head, list[str]]:
     """The head, which must belong to the target, and what a mismatch that is allowed warns of."""
-    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.heads import load_head
     from headsmith.models.provenance import check_pair
 
     assert settings.head is not None
     warnings = check_pair(target, settings.head, settings.allow_mismatch)
-    head = Eagle3Head.load(
-        settings.head,
-        num_target_layers=target.num_layers,
-        dtype=target.dtype,
-        device=target.device,
-    )
+    head = load_head(settings.head, target, dtype=target.dtype, device=target.device)
     return head.eval(), list(warnings or [])
 
 

@@ -14,7 +14,7 @@ from headsmith.inference.settings import EvalSettings
 from headsmith.inference.speed import Arm, Generates, alternate
 
 if TYPE_CHECKING:
-    from headsmith.models.eagle3 import Eagle3Head
+    from headsmith.models.heads import Head
     from headsmith.models.target import Target
 
 # Called with requests done, requests in all, and what is being run.
@@ -39,7 +39,7 @@ class Session:
 
     settings: EvalSettings
     target: Target
-    head: Eagle3Head | None
+    head: Head | None
     conversations: list[Conversation]
     builder: RequestBuilder
     on_progress: Progress | None = None
@@ -117,14 +117,14 @@ class Session:
 
     def decoder(self, batch: int, *, plain: bool, max_new_tokens: int | None = None) -> Generates:
         """A decoder by the settings: with their drafter and draft shape, or plain."""
-        from headsmith.inference.drafters import EagleDrafter
         from headsmith.inference.engine import Decoder
+        from headsmith.inference.make_drafter import make_drafter
         from headsmith.inference.tree import parse_shape
 
         drafter = None
         if not plain:
             assert self.head is not None
-            drafter = EagleDrafter(self.head, self.target, parse_shape(self.settings.draft))
+            drafter = make_drafter(self.head, self.target, parse_shape(self.settings.draft))
         return Decoder(
             self.target,
             drafter,

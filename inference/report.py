@@ -26,6 +26,13 @@ WIRING = (
     "pairing: row i takes embedding(x[i+1]) and the taps of x[i], in prefill and after acceptance",
     "checkpoint: fc reads 3 x hidden size, and these are the weights of this target",
 )
+MEDUSA_WIRING = (
+    "state: the target's last state behind its final norm, of the last accepted token",
+    "shift: head k, counted from 0, was trained on the token k + 2 places behind that state",
+    "token_map: row i of a truncated lm_head is the target id token_map[i]",
+    "template: the same chat template and system prompt as the training data",
+    "checkpoint: these are the weights of this target, and its lm_head where that is shared",
+)
 
 
 def print_report(result: dict[str, Any], console: Console) -> None:
@@ -43,7 +50,7 @@ def print_report(result: dict[str, Any], console: Console) -> None:
     for warning in result["warnings"]:
         console.print(Text(f"warning: {warning}", style="yellow"))
     if looks_unwired(result):
-        _print_wiring(console)
+        _print_wiring(console, result["head"]["kind"])
 
 
 def looks_unwired(result: dict[str, Any]) -> bool:
@@ -169,7 +176,7 @@ def _equivalents(result: dict[str, Any]) -> str:
     )
 
 
-def _print_wiring(console: Console) -> None:
+def _print_wiring(console: Console, kind: str) -> None:
     console.print(
         Text(
             "The drafts are almost never right. That is a fault of the wiring more often than of "
@@ -177,7 +184,7 @@ def _print_wiring(console: Console) -> None:
             style="bold yellow",
         )
     )
-    for line in WIRING:
+    for line in MEDUSA_WIRING if kind == "medusa" else WIRING:
         console.print(Text(f"  - {line}"))
 
 

@@ -46,7 +46,75 @@ class DynamicTree:
         return f"tree:{self.nodes},{self.topk},{self.depth}"
 
 
-Shape = Chain | DynamicTree
+@dataclass(frozen=True)
+class RankTree:
+    """Draft shape of Medusa heads (spec/medusa.md 3.1): path (a_1, .., a_m) is a node m deep, whose
+    token is the a_m-th best of head m (from 0 the best) behind the node of the path without a_m.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        known = {(), *self.paths}
+        if not self.paths or len(known) != len(self.paths) + 1:
+            raise HeadsmithError(
+                "a draft tree of no paths, or with a path twice; calibrate the head again"
+            )
+        for path in self.paths:
+            if path[:-1] not in known:
+                raise HeadsmithError(
+                    f"the draft tree has {list(path)} without the path to it; calibrate the head "
+                    "again"
+                )
+        # Parents before children.
+        object.__setattr__(self, "paths", tuple(sorted(self.paths, key=lambda p: (len(p), p))))
+
+    @classmethod
+    def chain(cls, depth: int) -> "RankTree":
+        """The best of each head, one behind the other."""
+        return cls(tuple((0,) * m for m in range(1, depth + 1)))
+
+    @property
+    def nodes(self) -> int:
+        return len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1])
+
+    @property
+    def ranks(self) -> int:
+        """How many candidates of a head it can ask for."""
+        return 1 + max(max(path) for path in self.paths)
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """Parent of every node, the root (node 0, parent -1) first."""
+        number = {path: node for node, path in enumerate(self.paths, start=1)} | {(): 0}
+        return [-1, *(number[path[:-1]] for path in self.paths)]
+
+    def __str__(self) -> str:
+        return f"medusa:{self.nodes}"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Draft shape by name: the tree stored with a Medusa head, or one of `nodes` nodes made from
+    the accuracies stored with it.
+    """
+
+    nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            _positive(self, nodes=self.nodes)
+
+    def __str__(self) -> str:
+        return "stored" if self.nodes is None else f"medusa:{self.nodes}"
+
+
+Shape = Chain | DynamicTree | RankTree
+Draft = Chain | DynamicTree | RankTree | Calibrated
 
 
 def _positive(shape: object, **sizes: int) -> None:
@@ -55,8 +123,10 @@ def _positive(shape: object, **sizes: int) -> None:
             raise HeadsmithError(f"draft {shape}: {name} is {value}; it must be at least 1")
 
 
-def parse_shape(text: str) -> Shape:
-    """`chain:DEPTH` or `tree:NODES,TOPK,DEPTH`. Raises HeadsmithError."""
+def parse_shape(text: str) -> Chain | DynamicTree | Calibrated:
+    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `medusa:NODES` or `stored`. Raises HeadsmithError."""
+    if text == "stored":
+        return Calibrated()
     kind, _, sizes = text.partition(":")
     try:
         numbers = [int(size) for size in sizes.split(",")]
@@ -64,10 +134,13 @@ def parse_shape(text: str) -> Shape:
             return Chain(numbers[0])
         if kind == "tree" and len(numbers) == 3:
             return DynamicTree(*numbers)
+        if kind == "medusa" and len(numbers) == 1:
+            return Calibrated(numbers[0])
     except ValueError:
         pass
     raise HeadsmithError(
-        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, for example chain:4"
+        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, nor for a Medusa head "
+        "medusa:NODES or stored; give for example chain:4"
     )
 
 

@@ -11,6 +11,7 @@ draft vocabulary.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headsmith.errors import HeadsmithError
-from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.eagle3_config import FLAGS, Eagle3Config
 from headsmith.models.eagle3_files import read_checkpoint, write_checkpoint
 from headsmith.models.eagle3_init import initialise, narrowed
+from headsmith.models.strict import check_finite, check_shape, load_strictly
 from headsmith.models.target import Target
 
 
@@ -154,6 +156,15 @@ class Eagle3Head(nn.Module):
     def taps(self) -> tuple[int, ...]:
         return self.config.taps
 
+    def about(self) -> dict[str, Any]:
+        """The `head` entry of headsmith.json."""
+        return {
+            "kind": self.kind,
+            "taps": list(self.taps),
+            **{flag: getattr(self.config, flag) for flag in FLAGS},
+            "draft_vocab_size": self.config.draft_vocab_size,
+        }
+
     @classmethod
     def for_target(
         cls,
@@ -201,40 +212,16 @@ class Eagle3Head(nn.Module):
         config, tensors, draft_ids = read_checkpoint(Path(path), taps, num_target_layers)
         head = cls(config, draft_ids)
         embedding = tensors.pop("embed_tokens.weight", None)
-        expected = head.state_dict()
-        missing = sorted(expected.keys() - tensors.keys())
-        unknown = sorted(tensors.keys() - expected.keys())
-        if missing or unknown:
-            announced = "which its config does not announce"
-            what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, {announced}"
-            raise HeadsmithError(
-                f"head {path} {what}; an engine would load it silently and accept next to nothing"
-            )
-        for name, tensor in tensors.items():
-            if tensor.shape != expected[name].shape:
-                raise HeadsmithError(
-                    f"head {path}: {name} is {list(tensor.shape)}, "
-                    f"its config asks for {list(expected[name].shape)}"
-                )
-        head.load_state_dict(tensors)
+        load_strictly(head, Path(path), tensors)
         if embedding is not None:
-            if embedding.shape != (config.vocab_size, config.hidden_size):
-                raise HeadsmithError(
-                    f"head {path}: embed_tokens.weight is {list(embedding.shape)}, its config asks "
-                    f"for {[config.vocab_size, config.hidden_size]}"
-                )
+            name, shape = "embed_tokens.weight", (config.vocab_size, config.hidden_size)
+            check_shape(Path(path), name, embedding, shape)
+            check_finite(Path(path), name, embedding)
             head.embed_tokens = nn.Embedding.from_pretrained(embedding.clone())
         elif config.owns_embedding:
             raise HeadsmithError(
                 f"head {path} is {config.hidden_size} wide and its target {config.target_width}, "
                 "but it has no embed_tokens.weight; the target's embeddings do not fit it"
-            )
-        bad = next(
-            (name for name, p in head.named_parameters() if not torch.isfinite(p).all()), None
-        )
-        if bad is not None:
-            raise HeadsmithError(
-                f"head {path}: {bad} holds NaN or infinity; the run that wrote it diverged"
             )
         return head.to(device=device, dtype=dtype)
 

@@ -2,18 +2,16 @@
 (spec/eagle.md 5).
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headsmith.errors import HeadsmithError
 from headsmith.files import write_atomic, write_json
 from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.strict import read_json, read_tensors
 
 # Written by the speculators trainer for its own loss; no part of the head.
 _TRAINER_ONLY = ("verifier_norm.", "verifier_lm_head.")
@@ -30,14 +28,14 @@ def read_checkpoint(
     path: Path, taps: tuple[int, ...] | None, num_target_layers: int | None
 ) -> tuple[Eagle3Config, dict[str, Tensor], Tensor]:
     """Config, tensors under native names (without d2t and t2d), and draft_ids int64 [V_d]."""
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     try:
         config = Eagle3Config.from_json(raw, taps, num_target_layers)
     except HeadsmithError as error:
         raise HeadsmithError(f"head {path}: {error}") from error
     tensors = {
         _native(name): tensor
-        for name, tensor in _read_tensors(path).items()
+        for name, tensor in read_tensors(path).items()
         if not name.startswith(_TRAINER_ONLY)
     }
     draft_ids = _draft_ids(path, config, tensors.pop("d2t", None), tensors.pop("t2d", None))
@@ -104,55 +102,3 @@ def write_checkpoint(
         path / "model.safetensors", lambda temporary: save_file(out, temporary, {"format": "pt"})
     )
     write_json(path / "config.json", config.to_json(str(dtype).removeprefix("torch.")))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise HeadsmithError(
-            f"{path.parent} is not a head: there is no {path.name} in it"
-        ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadsmithError(f"{path} is not valid JSON ({error}); it may be cut off") from error
-    if not isinstance(raw, dict):
-        raise HeadsmithError(f"{path} holds no JSON object; it was not written for a head")
-    return raw
-
-
-def _unpickle(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    # A cut-off or hostile pickle can raise nearly anything.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise HeadsmithError(f"{path} cannot be read ({reason}); it may be cut off") from error
-    return tensors
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a single-file, sharded or pickled checkpoint."""
-    index, single, pickled = (
-        path / name
-        for name in ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
-    )
-    if single.is_file():
-        files = [single]
-    elif index.is_file():
-        files = [path / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
-    elif pickled.is_file():
-        return _unpickle(pickled)
-    else:
-        raise HeadsmithError(
-            f"head {path} has no weights: neither model.safetensors nor pytorch_model.bin"
-        )
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as handle:
-                tensors |= {name: handle.get_tensor(name) for name in handle.keys()}
-        except (SafetensorError, OSError) as error:
-            raise HeadsmithError(
-                f"{file} cannot be read ({error}); it is missing or cut off"
-            ) from error
-    return tensors

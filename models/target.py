@@ -151,14 +151,14 @@ class Target:
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits of post-norm last states [n, H] -> float32 [n, V], by the target's own head."""
-        return self._after_head(at_least_float32(self.model.get_output_embeddings()(last)))
+        return self.after_head(at_least_float32(self.model.get_output_embeddings()(last)))
 
-    def logits_of(self, last: Tensor, ids: Tensor) -> Tensor:
-        """Logits of some ids only: last [n, H], ids [m] -> float32 [n, m]."""
-        return self._after_head(at_least_float32(last @ self.head_weight[ids].T), ids)
+    def logits_of(self, last: Tensor, ids: Tensor | slice) -> Tensor:
+        """Logits of some ids only, with gradient: last [n, H], ids [m] -> float32 [n, m]."""
+        return self.after_head(at_least_float32(last @ self.head_weight[ids].T), ids)
 
-    def _after_head(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Bias, scale and soft cap that some families apply behind the output matrix."""
+    def after_head(self, logits: Tensor, ids: Tensor | slice | None = None) -> Tensor:
+        """Bias of `ids`, scale and soft cap that some families apply behind the output matrix."""
         output, config = self.model.get_output_embeddings(), self.config
         if ids is not None and getattr(output, "bias", None) is not None:
             logits = logits + output.bias[ids]

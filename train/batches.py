@@ -48,6 +48,11 @@ class Batches:
         return min(max(1, wanted), len(self.documents))
 
     @property
+    def num_steps(self) -> int:
+        """K: how many drafts ahead are trained."""
+        return self.counts.shape[1]
+
+    @property
     def total_steps(self) -> int:
         steps = self.epochs * self.steps_per_epoch
         return min(steps, self.max_steps) if self.max_steps else steps
@@ -76,7 +81,7 @@ def make_batches(dataset: Any, recipe: Recipe) -> Batches:
     lengths = [len(ids) for ids in documents]
     rows = pack(lengths, recipe.data.row_tokens)
     packed = [make_row(dataset, row) for row in rows]
-    counts = [[len(i) for i in loss_rows(row, recipe.train.unroll_steps)] for row in packed]
+    counts = [[len(i) for i in loss_rows(row, recipe.steps)] for row in packed]
     used = [r for r, steps in enumerate(counts) if steps[0] > 0]
     if not used:
         raise HeadsmithError(

@@ -49,9 +49,20 @@ def train(
 
 def _check_draft(recipe: Recipe) -> None:
     """Not a rule of the recipe's own, because reading one imports no torch."""
-    from headsmith.inference.tree import parse_shape
+    from headsmith.inference.tree import Calibrated, Chain, parse_shape
 
     try:
-        parse_shape(recipe.validation.draft)
+        shape = parse_shape(recipe.validation.draft)
     except HeadsmithError as error:
         raise HeadsmithError(f"validation.draft: {error}") from error
+    medusa = recipe.head.kind == "medusa"
+    if isinstance(shape, Calibrated) or (medusa and not isinstance(shape, Chain)):
+        raise HeadsmithError(
+            f"validation.draft: {shape} cannot be drafted by a head of kind {recipe.head.kind} in "
+            "training; take a chain, for example chain:4"
+        )
+    if medusa and shape.depth > recipe.steps:
+        raise HeadsmithError(
+            f"validation.draft: {shape} goes {shape.depth} drafts deep and head.num_heads is "
+            f"{recipe.steps}; draft no deeper than there are heads"
+        )

@@ -18,15 +18,16 @@ from typing import Any
 from accelerate.utils import gather_object, set_seed
 
 from headsmith.inference.records import Request
+from headsmith.models.heads import load_head
 from headsmith.train import trackers
 from headsmith.train.checkpoint import Run, join_run, open_run, random_state, restore_random_state
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.interrupt import Interrupt
+from headsmith.train.kinds import loss_settings
 from headsmith.train.optimiser import build_optimisers
 from headsmith.train.parts import (
     describe,
     keeps_features,
-    load_head,
     load_target,
     make_accelerator,
     new_head,
@@ -64,7 +65,8 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
     head.to(accelerator.device)
     optimisers = build_optimisers(head, recipe.train)
-    model, *optimisers = accelerator.prepare(Unroll(head, target, recipe.train), *optimisers)
+    unroll = Unroll(head, target, recipe.train, loss_settings(recipe))
+    model, *optimisers = accelerator.prepare(unroll, *optimisers)
     keep = keeps_features(recipe, target, head, corpus.batches)
     stepper = Stepper(
         accelerator, target, head, model, optimisers, corpus.batches, recipe.train, keep

@@ -11,18 +11,20 @@ from torch import Tensor
 
 from headsmith.models.linear import at_least_float32
 
-LossName = Literal["kl", "lk"]
+LossName = Literal["kl", "lk", "ce", "mix"]
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """Which loss. `kl`: forward KL over the draft vocabulary. `lk`: the acceptance-aware mix of
-    arXiv 2602.23881.
+    arXiv 2602.23881. For Medusa heads `ce`: cross entropy of the text itself, and `mix`: ce_weight
+    x ce + the rest x kl.
     """
 
     name: LossName = "kl"
     kl_scale: float = 1.0
     kl_decay: float = 3.0
+    ce_weight: float = 0.5
 
 
 def step_loss(
@@ -36,6 +38,7 @@ def step_loss(
     """
     logits = at_least_float32(logits)
     kl = KlOverDraftIds.apply(logits, teacher)
+    assert settings.name in ("kl", "lk"), "the other losses are those of train/medusa.py"
     if settings.name == "kl":
         # A row whose first choice cannot be drafted would teach confidence in a token that is never
         # accepted.

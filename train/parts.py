@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
+from torch import Tensor
 
 from headsmith import __version__
 from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
-from headsmith.models.eagle3_config import FLAGS
 from headsmith.models.eagle3_init import balance_taps
+from headsmith.models.heads import Head, load_head
+from headsmith.models.medusa import MedusaHead
 from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
@@ -58,9 +59,7 @@ def load_target(recipe: Recipe, device: torch.device) -> Target:
     return Target.load(locate(section.path), revision=section.revision, dtype=dtype, device=device)
 
 
-def new_head(
-    recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str], None]
-) -> Eagle3Head:
+def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str], None]) -> Head:
     """A fresh float32 head with a draft vocabulary from the data, or the one to start from."""
     section = recipe.head
     if section.init_from is not None:
@@ -69,18 +68,24 @@ def new_head(
         for warning in check_pair(target, path, allow_mismatch=True):
             say(f"warning: {warning}")
         head = load_head(path, target)
-        refuse_other_flags(recipe, head)
+        _check_same_kind(recipe, head)
+        if isinstance(head, Eagle3Head):
+            refuse_other_flags(recipe, head)
         if head.config.vocab_size != target.vocab_size:
             raise HeadsmithError(
                 f"head.init_from {path} knows {head.config.vocab_size} ids and the target "
                 f"{target.vocab_size}; start from a head of this target"
             )
         return head
+    if section.kind == "medusa" and section.lm_head != "truncated":
+        return fresh_medusa(recipe, target, None)
     counts = count_dataset(corpus.prepared.dataset, target.vocab_size)
     size = section.draft_vocab_size or target.vocab_size
     kept = draft_vocabulary(counts, size, target.always_drafted)
     share = coverage(counts, kept)
     say(f"vocabulary: {len(kept)} of {target.vocab_size} ids cover {share:.2%} of trained tokens")
+    if section.kind == "medusa":
+        return fresh_medusa(recipe, target, kept)
     head = Eagle3Head.for_target(
         target,
         kept,
@@ -111,16 +116,38 @@ def refuse_other_flags(recipe: Recipe, head: Eagle3Head) -> None:
             )
 
 
-def load_head(path: str | Path, target: Target) -> Eagle3Head:
-    """The head of a checkpoint, float32."""
-    return Eagle3Head.load(path, num_target_layers=target.num_layers)
+def fresh_medusa(recipe: Recipe, target: Target, draft_ids: Tensor | None) -> MedusaHead:
+    """Fresh Medusa heads; `draft_ids` for a truncated lm_head."""
+    section = recipe.head
+    return MedusaHead.for_target(
+        target,
+        draft_ids,
+        num_heads=section.num_heads,
+        num_layers=section.num_layers,
+        lm_head=section.lm_head,
+    )
 
 
-def keeps_features(recipe: Recipe, target: Target, head: Eagle3Head, batches: Batches) -> bool:
+def _check_same_kind(recipe: Recipe, head: Head) -> None:
+    """The head to start from decides its own shape, but not what the recipe trains."""
+    section, medusa = recipe.head, isinstance(head, MedusaHead)
+    if medusa != (section.kind == "medusa"):
+        raise HeadsmithError(
+            f"head.init_from {section.init_from} holds a head of kind {head.kind} and head.kind is "
+            f"{section.kind}; start from one of the same kind"
+        )
+    if isinstance(head, MedusaHead) and head.config.num_heads != section.num_heads:
+        raise HeadsmithError(
+            f"head.init_from {section.init_from} holds {head.config.num_heads} Medusa heads and "
+            f"head.num_heads is {section.num_heads}; set head.num_heads={head.config.num_heads}"
+        )
+
+
+def keeps_features(recipe: Recipe, target: Target, head: Head, batches: Batches) -> bool:
     """Whether rows keep the target's states for later epochs; HeadsmithError if memory is short."""
     if recipe.data.keep_features != "memory" or batches.total_steps <= batches.steps_per_epoch:
         return False
-    width = head.config.num_taps * head.config.target_width + target.hidden_size
+    width = (len(head.taps) + 1) * target.hidden_size
     # Every rank of a machine comes to hold all rows: their order differs from epoch to epoch.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     needed = sum(batches.tokens) * width * target.dtype.itemsize * ranks
@@ -133,19 +160,14 @@ def keeps_features(recipe: Recipe, target: Target, head: Eagle3Head, batches: Ba
     return True
 
 
-def provenance(recipe: Recipe, target: Target, head: Eagle3Head, corpus: Corpus) -> dict[str, Any]:
+def provenance(recipe: Recipe, target: Target, head: Head, corpus: Corpus) -> dict[str, Any]:
     """What headsmith.json says of every checkpoint of a run: whose head it is and what made it."""
     info = corpus.prepared.info
     return {
         "schema": "headsmith.head/1",
         "headsmith": __version__,
         "target": target_info(target),
-        "head": {
-            "kind": head.kind,
-            "taps": list(head.taps),
-            **{flag: getattr(head.config, flag) for flag in FLAGS},
-            "draft_vocab_size": head.config.draft_vocab_size,
-        },
+        "head": head.about(),
         "data": {
             "source": recipe.data.source,
             "fingerprint": corpus.prepared.fingerprint,

@@ -15,9 +15,13 @@ from headsmith.errors import HeadsmithError
 from headsmith.models import loading
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.heads import Head, read_head
+from headsmith.models.medusa import MedusaHead
+from headsmith.models.medusa_files import MedusaConfig
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
+from headsmith.train.medusa import CHUNK
 from headsmith.train.parts import refuse_other_flags
 from headsmith.train.recipe import Recipe, locate
 
@@ -44,6 +48,7 @@ class Plan:
     work: Work | None
     operations: float | None
     saves: int | None
+    checkpoint: int
     memory: dict[str, int]
 
 
@@ -100,32 +105,35 @@ def make_plan(recipe: Recipe) -> Plan:
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
     work = work_of(recipe, corpus)
     width, drafts = sketch.hidden_size, head.config.draft_vocab_size
+    body = trained - sum(p.numel() for n, p in head.named_parameters() if "lm_head" in n)
     return Plan(
         target_parameters=sketch.parameters,
         target_active=sketch.active,
         head_trained=trained,
-        head_body=trained - head.lm_head.weight.numel(),
+        head_body=body,
         draft_vocab=drafts,
-        taps=head.config.taps,
+        taps=head.taps,
         corpus=corpus,
         work=work,
         operations=None
         if work is None
         else operations(work, sketch.active, trained, sketch.vocab_size * width, drafts * width),
         saves=None if work is None or not work.steps else len(save_steps(recipe, work.steps)),
+        checkpoint=_checkpoint(head, trained, getattr(torch, recipe.target.dtype).itemsize),
         memory=estimate_memory(recipe, sketch, head, corpus),
     )
 
 
 def estimate_memory(
-    recipe: Recipe, sketch: Sketch, head: Eagle3Head, corpus: Corpus | None
+    recipe: Recipe, sketch: Sketch, head: Head, corpus: Corpus | None
 ) -> dict[str, int]:
     """Bytes by purpose on one rank, for its largest packed row; an estimate, not a bound."""
     config, data = head.config, recipe.data
     element = getattr(torch, recipe.target.dtype).itemsize
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    table = config.vocab_size * config.hidden_size if config.owns_embedding else 0
-    per_token = (config.num_taps * config.target_width + sketch.hidden_size) * element
+    owns = getattr(config, "owns_embedding", False)
+    table = config.vocab_size * config.hidden_size if owns else 0
+    per_token = (len(head.taps) + 1) * sketch.hidden_size * element
     if corpus is None:
         longest, total = data.row_tokens, (data.max_rows or 0) * data.max_length
         loss_rows = longest * recipe.train.unroll_steps
@@ -133,8 +141,6 @@ def estimate_memory(
         longest, total = max(corpus.batches.tokens), sum(corpus.batches.tokens)
         loss_rows = int(corpus.batches.counts.sum(1).max())
     kept = max(total, longest) if data.keep_features == "memory" else longest
-    per_loss_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
-    per_loss_row += 3 * config.intermediate_size
     # The target's own forward keeps about one block's activations; the teacher one row block.
     inner = getattr(sketch.config, "intermediate_size", None) or 4 * sketch.hidden_size
     prefix = longest * (8 * sketch.hidden_size + 3 * inner)
@@ -142,8 +148,27 @@ def estimate_memory(
         "target": sketch.parameters * element,
         "head, gradients, AdamW": FLOAT32 * (COPIES_IN_TRAINING * trained + table),
         "features": kept * per_token,
-        "activations": FLOAT32 * (loss_rows * per_loss_row + prefix),
+        "activations": FLOAT32 * (_head_activations(head, loss_rows) + prefix),
     }
+
+
+def _checkpoint(head: Head, trained: int, element: int) -> int:
+    """Bytes of a checkpoint: float32 weights and two moments, and a shared lm_head's copy."""
+    config = head.config
+    copied = isinstance(config, MedusaConfig) and config.lm_head == "shared"
+    return 3 * FLOAT32 * trained + copied * element * config.vocab_size * config.hidden_size
+
+
+def _head_activations(head: Head, loss_rows: int) -> int:
+    """Numbers that the head's forward and backward keep for so many loss rows of all steps."""
+    config = head.config
+    if isinstance(config, MedusaConfig):
+        # Logits are there for one piece at a time, gradients of lm_heads for all heads.
+        own = 0 if config.lm_head == "shared" else config.num_heads * config.hidden_size
+        logits = (4 * CHUNK + own) * config.draft_vocab_size
+        return logits + loss_rows * (4 * config.num_layers + 2) * config.hidden_size
+    per_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
+    return loss_rows * (per_row + 3 * config.intermediate_size)
 
 
 def print_plan(recipe: Recipe) -> None:
@@ -153,7 +178,7 @@ def print_plan(recipe: Recipe) -> None:
         ("target", f"{recipe.target.path}, {plan.target_parameters:,} parameters, frozen"),
         ("  a token meets", f"{plan.target_active:,} of them, its embedding not counted"),
         ("head", f"{plan.head_trained:,} trained ({plan.head_body:,} without its lm_head)"),
-        ("taps", ", ".join(map(str, plan.taps))),
+        ("taps", ", ".join(map(str, plan.taps)) or "none, only the last state"),
         ("draft vocabulary", f"{plan.draft_vocab:,} ids"),
         *_data_rows(recipe, plan),
         *_work_rows(plan),
@@ -161,7 +186,7 @@ def print_plan(recipe: Recipe) -> None:
         ("memory: all, about", _size(sum(plan.memory.values()))),
     ]
     if plan.saves is not None:
-        each = _size(plan.head_trained * 12)
+        each = _size(plan.checkpoint)
         rows.append(("checkpoints", f"{plan.saves} in {recipe.output.dir}, each {each}"))
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in rows:
@@ -199,13 +224,19 @@ def _work_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _empty_head(recipe: Recipe, sketch: Any) -> Eagle3Head:
+def _empty_head(recipe: Recipe, sketch: Any) -> Head:
     section = recipe.head
     if section.init_from is not None:
-        head = Eagle3Head.load(locate(section.init_from), num_target_layers=sketch.num_layers)
-        refuse_other_flags(recipe, head)
+        head = read_head(locate(section.init_from), sketch.num_layers)
+        if isinstance(head, Eagle3Head):
+            refuse_other_flags(recipe, head)
         return head
     size = min(section.draft_vocab_size or sketch.vocab_size, sketch.vocab_size)
+    if section.kind == "medusa":
+        sizes = (section.num_heads, section.num_layers, section.lm_head)
+        medusa = MedusaConfig(sketch.hidden_size, sketch.vocab_size, size, *sizes)
+        with torch.device("meta"):
+            return MedusaHead(medusa, torch.arange(size))
     config = Eagle3Config.for_target(
         sketch,
         size,

@@ -12,14 +12,15 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3_config import KINDS
+from headsmith.train.applies import check_applies
 from headsmith.train.head_sizes import HeadSizes
+from headsmith.train.recipe_file import apply_overrides, read_tree
 
 ROOMS = ("data", "inference", "models", "recipes", "train")
 
@@ -41,15 +42,22 @@ class TargetSection(Section):
 class HeadSection(HeadSizes, Section):
     """The head to train. `draft_vocab_size: null` keeps every id of the target.
 
-    `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output.
+    `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output. The keys from
+    `num_heads` on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x kl. What does
+    not apply to the kind is refused (headsmith/train/applies.py).
     """
 
-    kind: Literal["eagle3", "eagle3.1"] = "eagle3"
+    kind: Literal["eagle3", "eagle3.1", "medusa"] = "eagle3"
     taps: list[int] | None = None
     fc_norm: bool = False
     norm_output: bool = False
     draft_vocab_size: int | None = Field(None, ge=1)
     init_from: str | None = None
+    num_heads: int = Field(5, ge=1)
+    num_layers: int = Field(1, ge=1)
+    lm_head: Literal["shared", "private", "truncated"] = "shared"
+    loss: Literal["ce", "kl", "mix"] = "kl"
+    ce_weight: float = Field(0.5, ge=0, le=1)
 
     @model_validator(mode="after")
     def kind_sets_its_flags(self) -> "HeadSection":
@@ -147,6 +155,16 @@ class Recipe(Section):
     validation: ValidationSection = ValidationSection()
     output: OutputSection = OutputSection()
 
+    @model_validator(mode="after")
+    def keys_apply(self) -> "Recipe":
+        check_applies(self)
+        return self
+
+    @property
+    def steps(self) -> int:
+        """How many drafts ahead are trained: Medusa's heads, or the steps of the unroll."""
+        return self.head.num_heads if self.head.kind == "medusa" else self.train.unroll_steps
+
     def fingerprint(self) -> str:
         """sha256 over what decides the weights; where and how often it is saved does not count."""
         decides = self.model_dump(mode="json", exclude={"output", "validation"})
@@ -161,8 +179,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises HeadsmithError with one sentence for whatever is wrong with the file or an override.
     """
     path = recipe_path(name)
-    tree = _read(path)
-    from_command_line = {key for key, _ in _apply(tree, overrides)}
+    tree = read_tree(path)
+    from_command_line = {key for key, _ in apply_overrides(tree, overrides)}
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
@@ -199,53 +217,6 @@ def _room(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"key {twice!r} is given twice in the mapping at line {line}")
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise HeadsmithError(f"{path} cannot be read as YAML: {reason}") from None
-    if not isinstance(tree, dict):
-        raise HeadsmithError(f"{path} is not a recipe: it holds no sections like target: and data:")
-    return tree
-
-
-def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> list[tuple[str, Any]]:
-    """Write each `key.sub=value` into `tree`, the value read as YAML."""
-    applied = []
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key or not all(key.split(".")):
-            raise HeadsmithError(f"override {override!r} is not of the form key.sub=value")
-        try:
-            value = yaml.load(text, _StrictLoader)
-        except yaml.YAMLError:
-            raise HeadsmithError(f"the value in override {override!r} is not YAML") from None
-        *parents, last = key.split(".")
-        section = tree
-        for parent in parents:
-            if section.get(parent) is None:
-                section[parent] = {}
-            section = section[parent]
-            if not isinstance(section, dict):
-                raise HeadsmithError(f"override {override!r}: {parent} is a value, not a section")
-        section[last] = value
-        applied.append((key, value))
-    return applied
-
-
 def _sentence(error: ValidationError, path: Path, from_command_line: set[str]) -> str:
     """The first fault in words, unknown keys before wrong values: a misspelling causes both."""
     faults = error.errors(include_url=False)
@@ -259,7 +230,7 @@ def _sentence(error: ValidationError, path: Path, from_command_line: set[str]) -
     if fault["type"] == "missing":
         return f"{where}: {key} is missing; a recipe must say it"
     if fault["type"] == "value_error":
-        return f"{where}: {key}: {fault['ctx']['error']}"
+        return ": ".join(filter(None, (where, key, str(fault["ctx"]["error"]))))
     given = json.dumps(fault["input"], default=str)
     given = given if len(given) <= 60 else given[:57] + "..."
     rule = fault["msg"].removeprefix("Input should be ")

@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headsmith.errors import HeadsmithError
-from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.heads import Head
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches, share
+from headsmith.train.kinds import KINDS
 from headsmith.train.loss import LossSettings
 from headsmith.train.optimiser import rate_factor, set_rates
 from headsmith.train.predict import walk
 from headsmith.train.recipe import TrainSection
-from headsmith.train.unroll import TrainRow, prepare_row, unroll_losses
+from headsmith.train.unroll import TrainRow, prepare_row
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,10 +47,16 @@ def steps_at(step: int, total: int, settings: TrainSection) -> int:
 class Unroll(nn.Module):
     """The head's training forward as one module, so that accelerate can wrap it."""
 
-    def __init__(self, head: Eagle3Head, target: Target, settings: TrainSection) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target: Target,
+        settings: TrainSection,
+        loss: LossSettings | None = None,
+    ) -> None:
         super().__init__()
         self.head, self.target = head, target
-        self.loss = LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
+        self.loss = loss or LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
         self.autocasts = settings.precision == "bfloat16"
 
     def forward(self, row: TrainRow, steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +65,8 @@ class Unroll(nn.Module):
         """
         device = self.target.device.type
         with torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext():
-            result = unroll_losses(self.head, self.target, row, steps, self.loss)
+            losses = KINDS[self.head.kind].losses
+            result = losses(self.head, self.target, row, steps, self.loss)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
         return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))
 
@@ -69,7 +77,7 @@ class Stepper:
 
     accelerator: Accelerator
     target: Target
-    head: Eagle3Head
+    head: Head
     model: nn.Module
     optimisers: list[Optimizer]
     batches: Batches
@@ -87,8 +95,7 @@ class Stepper:
         factor = rate_factor(step, self.batches.total_steps, settings.warmup_ratio)
         rate = set_rates(self.optimisers, settings, factor)
         rows = self.batches.step_rows(step)
-        unrolled = steps_at(step, self.batches.total_steps, settings)
-        sums, walked = self._backward(rows, unrolled)
+        sums, walked = self._backward(rows, self._steps(step))
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
         if not math.isfinite(norm):
             raise HeadsmithError(
@@ -106,6 +113,12 @@ class Stepper:
         record |= {"learning_rate": rate, "gradient_norm": norm}
         record["seconds"] = round(time.monotonic() - started, 3)
         return record, max(agreed, default=0)
+
+    def _steps(self, step: int) -> int:
+        """How many steps ahead are trained at a 0-based optimiser step."""
+        if KINDS[self.head.kind].unrolls:
+            return steps_at(step, self.batches.total_steps, self.settings)
+        return self.batches.num_steps
 
     def _backward(self, rows: Sequence[int], steps: int) -> tuple[Tensor, Tensor]:
         """Accumulate this rank's gradients; return its float64 sums [4, K] (loss, three counts) and
@@ -133,9 +146,15 @@ class Stepper:
         if index in self.kept:
             return self.kept[index].to(self.target.device)
         row = self.batches.row(index)
-        taps, steps = self.head.config.taps, self.settings.unroll_steps
-        shared = self.batches.shared
-        prepared = prepare_row(self.target, self.head.draft_ids, row, taps, steps, shared)
+        prepared = prepare_row(
+            self.target,
+            self.head.draft_ids,
+            row,
+            self.head.taps,
+            self.batches.num_steps,
+            self.batches.shared,
+            KINDS[self.head.kind].reads_last,
+        )
         if not (torch.isfinite(prepared.taps).all() and torch.isfinite(prepared.last).all()):
             raise HeadsmithError(
                 f"the target's states of {self._name(index)} hold NaN or infinity; try "

@@ -11,7 +11,7 @@ heads, d head size.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,7 +52,8 @@ class TrainRow:
 
     taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions that
     some step reads: last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the
-    whole vocabulary, covered bool [n_t]; `slot` int64 [T] is where position t is among them.
+    whole vocabulary, covered bool [n_t]; `slot` int64 [T] is where position t is among them. For a
+    head that reads the last state itself, those of the loss rows are among them too.
     """
 
     ids: Tensor
@@ -85,9 +86,11 @@ def prepare_row(
     taps: tuple[int, ...],
     steps: int,
     shared: int = 0,
+    reads_last: bool = False,
 ) -> TrainRow:
     """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a
-    time. `shared`: how many tokens all documents begin with (`Target.features`).
+    time. `shared`: how many tokens all documents begin with (`Target.features`). `reads_last`:
+    whether the head reads the last states of the loss rows.
     """
     rows = loss_rows(row, steps)
     ids = row.ids.to(target.device)
@@ -95,6 +98,8 @@ def prepare_row(
     read = torch.zeros(len(ids) + steps + 1, dtype=torch.bool)
     for k, indices in enumerate(rows):
         read[indices + 1 + k] = True
+    if reads_last:
+        read[rows[0]] = True
     positions = read[: len(ids)].nonzero().flatten()
     slot = torch.full((len(ids),), -1)
     slot[positions] = torch.arange(len(positions))
@@ -231,17 +236,27 @@ def unroll_losses(
     """Losses and counts of all steps over one packed row."""
     settings = settings or LossSettings()
     teacher = target.logits_of(row.last, head.draft_ids)
-    losses, counts = [], []
-    run = torch.zeros(len(row.rows[0]), dtype=torch.int64, device=row.ids.device)
+    losses, rights = [], []
     for k, g in enumerate(unroll(head, target, row, steps)):
         slots = row.slot[row.rows[k] + 1 + k]
         logits, covered = head.logits(g), row.covered[slots]
         losses.append(step_loss(settings, logits, teacher[slots], row.logsumexp[slots], covered))
-        right = head.draft_ids[logits.detach().argmax(-1)] == row.choice[slots]
+        rights.append(head.draft_ids[logits.detach().argmax(-1)] == row.choice[slots])
+    return tally(row, torch.stack(losses), rights)
+
+
+def tally(row: TrainRow, loss_sums: Tensor, rights: Sequence[Tensor]) -> UnrollResult:
+    """The result of a packed row from its loss sums [K] and, for every step, which rows bool [n_k]
+    were right.
+    """
+    counts = []
+    run = torch.zeros(len(row.rows[0]), dtype=torch.int64, device=row.ids.device)
+    for k, right in enumerate(rights):
         place = torch.searchsorted(row.rows[0], row.rows[k])
         joint = right & (run[place] == k)
         run[place] += joint.long()
         number = torch.tensor(len(right), device=right.device)
+        covered = row.covered[row.slot[row.rows[k] + 1 + k]]
         counts.append(torch.stack([number, right.sum(), joint.sum(), covered.sum()]))
     rows, correct, joint_correct, covered_rows = torch.stack(counts, 1)
-    return UnrollResult(torch.stack(losses), rows, correct, joint_correct, covered_rows, run)
+    return UnrollResult(loss_sums, rows, correct, joint_correct, covered_rows, run)

@@ -9,7 +9,7 @@ from headsmith.inference.metrics import Metrics
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request
 from headsmith.inference.tree import parse_shape
-from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.heads import Head
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus
 from headsmith.train.recipe import ValidationSection, locate
@@ -36,7 +36,7 @@ def validation_requests(
 
 
 def validate(
-    head: Eagle3Head, target: Target, requests: list[Request], settings: ValidationSection
+    head: Head, target: Target, requests: list[Request], settings: ValidationSection
 ) -> Metrics:
     """METRICS of greedy speculative decoding on the requests."""
     shape = parse_shape(settings.draft)

@@ -14,7 +14,7 @@ from headsmith.train.loop import train
 from headsmith.train.plan import make_plan
 from headsmith.train.recipe import Recipe, load_recipe
 
-SIZES = ("head.hidden_size=32", "head.num_heads=4")
+SIZES = ("head.hidden_size=32", "head.num_attention_heads=4")
 
 
 @pytest.fixture
@@ -51,5 +51,5 @@ def test_its_plan_counts_the_table(narrow: Callable[..., Recipe], recipe_file: P
 
 
 def test_sizes_beside_a_given_head_are_refused(narrow: Callable[..., Recipe]) -> None:
-    with pytest.raises(HeadsmithError, match="head: .*leave out hidden_size, num_heads"):
+    with pytest.raises(HeadsmithError, match="head: .*leave out hidden_size, num_attention_heads"):
         narrow("head.init_from=somewhere")
