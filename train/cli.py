@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headsmith.errors import HeadsmithError
-from headsmith.train.recipe import Recipe, load_recipe
+from headsmith.train.recipe import load_recipe
 
 
 @click.command("train", context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +35,9 @@ def train(
     if overwrite and resume:
         raise click.UsageError("--resume continues a run and --overwrite removes it: give one")
     settings = load_recipe(recipe, overrides)
-    _check_draft(settings)
+    from headsmith.train.validate import check_draft
+
+    check_draft(settings)
     if plan:
         from headsmith.train.plan import print_plan
 
@@ -45,24 +46,3 @@ def train(
     from headsmith.train.loop import train as run
 
     click.echo(f"the head to use: {run(settings, resume=resume, overwrite=overwrite)}", err=True)
-
-
-def _check_draft(recipe: Recipe) -> None:
-    """Not a rule of the recipe's own, because reading one imports no torch."""
-    from headsmith.inference.tree import Calibrated, Chain, parse_shape
-
-    try:
-        shape = parse_shape(recipe.validation.draft)
-    except HeadsmithError as error:
-        raise HeadsmithError(f"validation.draft: {error}") from error
-    medusa = recipe.head.kind == "medusa"
-    if isinstance(shape, Calibrated) or (medusa and not isinstance(shape, Chain)):
-        raise HeadsmithError(
-            f"validation.draft: {shape} cannot be drafted by a head of kind {recipe.head.kind} in "
-            "training; take a chain, for example chain:4"
-        )
-    if medusa and shape.depth > recipe.steps:
-        raise HeadsmithError(
-            f"validation.draft: {shape} goes {shape.depth} drafts deep and head.num_heads is "
-            f"{recipe.steps}; draft no deeper than there are heads"
-        )

@@ -36,7 +36,7 @@ from headsmith.train.parts import (
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
-from headsmith.train.validate import validate, validation_requests
+from headsmith.train.validate import check_draft, validate, validation_requests
 
 
 def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False) -> Path:
@@ -46,6 +46,7 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     recipe's run, False refuses to; `overwrite` starts over. Ctrl-C and SIGTERM save and raise
     SystemExit(130 or 143). Raises HeadsmithError for what a user can mend.
     """
+    check_draft(recipe)
     accelerator = make_accelerator(recipe)
     say = partial(accelerator.print, file=sys.stderr)
     set_seed(recipe.train.seed)

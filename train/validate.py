@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
+from headsmith.errors import HeadsmithError
 from headsmith.inference.evaluate import quick_tau
 from headsmith.inference.metrics import Metrics
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request
-from headsmith.inference.tree import parse_shape
+from headsmith.inference.tree import Calibrated, Chain, parse_shape
 from headsmith.models.heads import Head
 from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus
-from headsmith.train.recipe import ValidationSection, locate
+from headsmith.train.recipe import Recipe, ValidationSection, locate
+
+
+def check_draft(recipe: Recipe) -> None:
+    """HeadsmithError if the recipe's head cannot draft what it is to be validated with.
+
+    Not a rule of the recipe's own, because reading one imports no torch.
+    """
+    try:
+        shape = parse_shape(recipe.validation.draft)
+    except HeadsmithError as error:
+        raise HeadsmithError(f"validation.draft: {error}") from error
+    if not (recipe.validation.prompts or recipe.validation.holdout):
+        return
+    medusa = recipe.head.kind == "medusa"
+    if isinstance(shape, Calibrated) or (medusa and not isinstance(shape, Chain)):
+        raise HeadsmithError(
+            f"validation.draft: {shape} cannot be drafted by a head of kind {recipe.head.kind} in "
+            "training; take a chain, for example chain:4"
+        )
+    if medusa and shape.depth > recipe.steps:
+        raise HeadsmithError(
+            f"validation.draft: {shape} goes {shape.depth} drafts deep and head.num_heads is "
+            f"{recipe.steps}; draft no deeper than there are heads"
+        )
 
 
 def validation_requests(
@@ -20,10 +45,8 @@ def validation_requests(
 ) -> list[Request]:
     """The prompts to validate on, at most `limit`, spread over their source; [] for none.
 
-    Of a conversation with several turns the first is asked. Also checks `validation.draft`, so that
-    a mistake shows before the training and not after it.
+    Of a conversation with several turns the first is asked.
     """
-    parse_shape(settings.draft)
     source = locate(settings.prompts) if settings.prompts else corpus.prepared.held_out
     if source is None:
         return []

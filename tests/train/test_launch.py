@@ -13,6 +13,7 @@ from headsmith.train.recipe import recipe_path
 
 pytestmark = pytest.mark.slow
 QUICK = ("train.max_steps=4", "output.save_every=2", "validation.limit=1", "data.max_rows=24")
+MEDUSA = ("head.kind=medusa", "head.num_heads=3", "head.lm_head=truncated")
 
 
 def free_port() -> str:
@@ -21,17 +22,24 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("world", "head"), [(2, ()), (3, ()), (2, MEDUSA)], ids=["eagle3-2", "eagle3-3", "medusa-2"]
+)
 def test_several_processes_train_as_one(
-    recipe_file: Path, tmp_path: Path, training: Any, metrics: Any, world: int
+    recipe_file: Path,
+    tmp_path: Path,
+    training: Any,
+    metrics: Any,
+    world: int,
+    head: tuple[str, ...],
 ) -> None:
     one, several, log = tmp_path / "one", tmp_path / "several", tmp_path / "log"
-    training(log, recipe_file, *QUICK, f"output.dir={one}").finish()
+    training(log, recipe_file, *QUICK, *head, f"output.dir={one}").finish()
     group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     group |= {"LOCAL_WORLD_SIZE": str(world)}
     ranks = []
     for rank in map(str, range(world)):
-        arguments = (recipe_file, *QUICK, f"output.dir={several}")
+        arguments = (recipe_file, *QUICK, *head, f"output.dir={several}")
         place = {"RANK": rank, "LOCAL_RANK": rank}
         ranks.append(training(tmp_path / rank, *arguments, **group, **place))
     said = [process.finish() for process in ranks]

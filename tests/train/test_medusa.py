@@ -319,6 +319,23 @@ def test_keys_that_mean_nothing_are_refused(
     assert text.startswith((f"{recipe_file}: ", "command line: "))
 
 
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ("chain:4", "validation.draft: chain:4 goes 4 drafts deep and head.num_heads is 3"),
+        ("tree:8,2,3", "tree:8,2,3 cannot be drafted by a head of kind medusa in training; take a"),
+        ("stored", "validation.draft: stored cannot be drafted by a head of kind medusa"),
+        ("medusa:8", "validation.draft: medusa:8 cannot be drafted by a head of kind medusa"),
+    ],
+)
+def test_a_draft_that_the_heads_cannot_make_is_refused_before_training(
+    draft: str, said: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(HeadsmithError) as caught:
+        train(load_recipe(str(recipe_file), [*MEDUSA, f"validation.draft={draft}"]))
+    assert said in str(caught.value) and not (tmp_path / "out").exists()
+
+
 def test_a_recipe_written_out_in_full_is_read_again(recipe_file: Path) -> None:
     for overrides in ((), MEDUSA):
         recipe = load_recipe(str(recipe_file), overrides)
