@@ -105,6 +105,7 @@ def test_the_comment_says_what_the_plan_says(
 @pytest.mark.parametrize("target", sorted(set(PARAMETERS) - {"smollm2-135m"}))
 def test_every_target_has_every_kind_of_eagle_head(target: str) -> None:
     old, new = load_recipe(f"{target}/eagle3"), load_recipe(f"{target}/eagle3.1")
+    assert (old.head.kind, new.head.kind) == ("eagle3", "eagle3.1")
     assert not (old.head.fc_norm or old.head.norm_output)
     assert old.target == new.target and old.data == new.data
     assert old.output.dir != new.output.dir
