@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM
 
-from headsmith.inference.drafters import EagleDrafter
 from headsmith.inference.engine import Decoder
 from headsmith.inference.equality import check_equality
+from headsmith.inference.make_drafter import make_drafter
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request, Response
 from headsmith.inference.tree import parse_shape
-from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.heads import load_head
 from headsmith.models.loading import locate
 from headsmith.models.target import Target
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--draft", nargs="+", default=["chain:4", "tree:24,4,5"])
     args = parser.parse_args()
     target = Target.load(args.target)
-    head = Eagle3Head.load(args.head, num_target_layers=target.num_layers)
+    head = load_head(args.head, target)
     builder = RequestBuilder(target.tokenizer, target.max_context)
     conversations = load_prompts(args.prompts, data_dir=args.data_dir)
     requests = [builder.build(conversation) for conversation in conversations]
@@ -69,7 +69,7 @@ def main() -> None:
     )
     unequal = 0
     for draft in args.draft:
-        drafter = EagleDrafter(head, target, parse_shape(draft))
+        drafter = make_drafter(head, target, parse_shape(draft))
         for batch in args.batch:
             decoder = Decoder(target, drafter, batch=batch, max_new_tokens=args.max_new_tokens)
             started = time.perf_counter()

@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from headsmith.files import write_atomic, write_text
+from headsmith.inference.report import open_table
 
 NO_PLOT = (
     "drift.png is not drawn, since matplotlib is not installed; run: "
@@ -50,16 +49,8 @@ def print_diagnosis(diagnosis: dict[str, Any], console: Console) -> None:
     if not drift["rows"]:
         console.print(Text("drift: no pass drafted a whole chain, so there is nothing to show"))
         return
-    table = Table(
-        title=f"drift over the head's own drafts, {drift['draft']}, by {drift['grouped_by']}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    title = f"drift over the head's own drafts, {drift['draft']}, by {drift['grouped_by']}"
+    table = open_table(title, *COLUMNS)
     for context, rows in groupby(drift["rows"], lambda row: row["context"]):
         for number, row in enumerate(rows):
             table.add_row(

@@ -61,7 +61,7 @@ def looks_unwired(result: dict[str, Any]) -> bool:
     return rates[0] < MIN_FIRST_RATE or tau < MIN_TAU
 
 
-def _table(title: str, *columns: str) -> Table:
+def open_table(title: str, *columns: str) -> Table:
     """An open table of right-aligned columns that fits 80 characters; the first is a label."""
     table = Table(
         title=title,
@@ -81,7 +81,7 @@ def _acceptance(result: dict[str, Any]) -> Table:
     columns = ["task", "re-\nquests", "tokens", "tau", "95 % interval", "tau per\nrequest"]
     if drafted:
         columns += [f"accepted\nof depth {len(overall['per_position'])}", "nothing\naccepted"]
-    table = _table("acceptance", *columns)
+    table = open_table("acceptance", *columns)
     rows = list(result["tasks"].items())
     if len(rows) > 1:
         rows.append(("all", overall))
@@ -100,14 +100,14 @@ def _positions(metrics: dict[str, Any]) -> Table | None:
     if not metrics["per_position"]:
         return None
     numbers = [str(number + 1) for number in range(len(metrics["per_position"]))]
-    table = _table("accepted at draft position", "", *numbers)
+    table = open_table("accepted at draft position", "", *numbers)
     table.add_row("u: of all passes", *map(_percent, metrics["per_position"]))
     table.add_row("c: of those that came so far", *map(_percent, metrics["conditional"]))
     return table
 
 
 def _speed(rows: Iterable[dict[str, Any]]) -> Table:
-    table = _table(
+    table = open_table(
         "speed of decoding, prefill apart; ms per pass",
         "batch",
         "plain\ntok/s",

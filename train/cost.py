@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headsmith.train.corpus import Corpus
-from headsmith.train.recipe import Recipe, TrainSection
+from headsmith.train.kinds import KINDS
+from headsmith.train.recipe import Recipe
 
 # Operations a second that one GPU is assumed to sustain: a third of an H100's bfloat16 peak.
 SUSTAINED = 3e14
@@ -48,7 +49,7 @@ def work_of(recipe: Recipe, corpus: Corpus | None) -> Work | None:
         tokens=round(tokens * epochs),
         read=round(tokens * (min(1.0, epochs) if kept else epochs)),
         loss_rows=round(rows[0]),
-        unrolled=round(sum(n * _unrolled_share(k, recipe.train) for k, n in enumerate(rows))),
+        unrolled=round(sum(n * _unrolled_share(k, recipe) for k, n in enumerate(rows))),
     )
 
 
@@ -61,7 +62,7 @@ def _bound(recipe: Recipe) -> Work | None:
     if not bounds:
         return None
     tokens = min(bounds)
-    shares = sum(_unrolled_share(k, train) for k in range(train.unroll_steps))
+    shares = sum(_unrolled_share(k, recipe) for k in range(recipe.steps))
     once = epoch is not None and data.keep_features == "memory"
     return Work(
         exact=False,
@@ -73,10 +74,14 @@ def _bound(recipe: Recipe) -> Work | None:
     )
 
 
-def _unrolled_share(step: int, train: TrainSection) -> float:
-    """The share of the run in which the unroll reaches 0-based `step`; see `TrainSection`."""
-    stages = train.unroll_steps - 1
-    return 1.0 if stages == 0 else 1 - step * train.unroll_growth / stages
+def _unrolled_share(step: int, recipe: Recipe) -> float:
+    """The share of the run in which the unroll reaches 0-based `step`; see `TrainSection`. Medusa
+    heads have no unroll that grows: all are trained from the first step on.
+    """
+    stages = recipe.steps - 1
+    if stages == 0 or not KINDS[recipe.head.kind].unrolls:
+        return 1.0
+    return 1 - step * recipe.train.unroll_growth / stages
 
 
 def active_parameters(model: Any, config: Any) -> int:
@@ -98,7 +103,7 @@ def active_parameters(model: Any, config: Any) -> int:
 def operations(work: Work, active: int, head: int, teacher: int, drafts: int) -> float:
     """Floating-point operations of a run: the target's forward over what it reads, the teacher
     (`teacher` weights of the output head, `drafts` of them for the draft vocabulary), and forward
-    and backward of the `head` trained weights at every unrolled row.
+    and backward of the `head` weights that a row of one step meets, at every unrolled row.
     """
     return (
         2.0 * active * work.read

@@ -68,9 +68,7 @@ def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str]
         for warning in check_pair(target, path, allow_mismatch=True):
             say(f"warning: {warning}")
         head = load_head(path, target)
-        _check_same_kind(recipe, head)
-        if isinstance(head, Eagle3Head):
-            refuse_other_flags(recipe, head)
+        check_start(recipe, head)
         if head.config.vocab_size != target.vocab_size:
             raise HeadsmithError(
                 f"head.init_from {path} knows {head.config.vocab_size} ids and the target "
@@ -102,7 +100,28 @@ def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str]
     return head
 
 
-def refuse_other_flags(recipe: Recipe, head: Eagle3Head) -> None:
+def fresh_medusa(recipe: Recipe, target: Target, draft_ids: Tensor | None) -> MedusaHead:
+    """Fresh Medusa heads; `draft_ids` for a truncated lm_head."""
+    section = recipe.head
+    return MedusaHead.for_target(
+        target,
+        draft_ids,
+        num_heads=section.num_heads,
+        num_layers=section.num_layers,
+        lm_head=section.lm_head,
+    )
+
+
+def check_start(recipe: Recipe, head: Head) -> None:
+    """HeadsmithError when the recipe asks for another head than the one in head.init_from, which
+    decides its own shape, but not what the recipe trains.
+    """
+    _check_same_kind(recipe, head)
+    if isinstance(head, Eagle3Head):
+        _refuse_other_flags(recipe, head)
+
+
+def _refuse_other_flags(recipe: Recipe, head: Eagle3Head) -> None:
     """HeadsmithError when the recipe asks for a flag that the head in init_from was made without.
 
     A head that is trained further keeps all of its flags; others would make it another head.
@@ -116,20 +135,7 @@ def refuse_other_flags(recipe: Recipe, head: Eagle3Head) -> None:
             )
 
 
-def fresh_medusa(recipe: Recipe, target: Target, draft_ids: Tensor | None) -> MedusaHead:
-    """Fresh Medusa heads; `draft_ids` for a truncated lm_head."""
-    section = recipe.head
-    return MedusaHead.for_target(
-        target,
-        draft_ids,
-        num_heads=section.num_heads,
-        num_layers=section.num_layers,
-        lm_head=section.lm_head,
-    )
-
-
 def _check_same_kind(recipe: Recipe, head: Head) -> None:
-    """The head to start from decides its own shape, but not what the recipe trains."""
     section, medusa = recipe.head, isinstance(head, MedusaHead)
     if medusa != (section.kind == "medusa"):
         raise HeadsmithError(

@@ -22,7 +22,7 @@ from headsmith.models.target import Target
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
 from headsmith.train.medusa import CHUNK
-from headsmith.train.parts import refuse_other_flags
+from headsmith.train.parts import check_start
 from headsmith.train.recipe import Recipe, locate
 
 FLOAT32 = 4
@@ -105,6 +105,7 @@ def make_plan(recipe: Recipe) -> Plan:
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
     work = work_of(recipe, corpus)
     width, drafts = sketch.hidden_size, head.config.draft_vocab_size
+    met = _weights_of_a_row(head, trained)
     body = trained - sum(p.numel() for n, p in head.named_parameters() if "lm_head" in n)
     return Plan(
         target_parameters=sketch.parameters,
@@ -117,7 +118,7 @@ def make_plan(recipe: Recipe) -> Plan:
         work=work,
         operations=None
         if work is None
-        else operations(work, sketch.active, trained, sketch.vocab_size * width, drafts * width),
+        else operations(work, sketch.active, met, sketch.vocab_size * width, drafts * width),
         saves=None if work is None or not work.steps else len(save_steps(recipe, work.steps)),
         checkpoint=_checkpoint(head, trained, getattr(torch, recipe.target.dtype).itemsize),
         memory=estimate_memory(recipe, sketch, head, corpus),
@@ -136,7 +137,7 @@ def estimate_memory(
     per_token = (len(head.taps) + 1) * sketch.hidden_size * element
     if corpus is None:
         longest, total = data.row_tokens, (data.max_rows or 0) * data.max_length
-        loss_rows = longest * recipe.train.unroll_steps
+        loss_rows = longest * recipe.steps
     else:
         longest, total = max(corpus.batches.tokens), sum(corpus.batches.tokens)
         loss_rows = int(corpus.batches.counts.sum(1).max())
@@ -228,8 +229,7 @@ def _empty_head(recipe: Recipe, sketch: Any) -> Head:
     section = recipe.head
     if section.init_from is not None:
         head = read_head(locate(section.init_from), sketch.num_layers)
-        if isinstance(head, Eagle3Head):
-            refuse_other_flags(recipe, head)
+        check_start(recipe, head)
         return head
     size = min(section.draft_vocab_size or sketch.vocab_size, sketch.vocab_size)
     if section.kind == "medusa":
@@ -247,6 +247,17 @@ def _empty_head(recipe: Recipe, sketch: Any) -> Head:
     )
     with torch.device("meta"):
         return Eagle3Head(config, torch.arange(size))
+
+
+def _weights_of_a_row(head: Head, trained: int) -> int:
+    """Weights that a loss row of one step meets: all of an EAGLE head, one block of Medusa's and
+    an lm_head.
+    """
+    if not isinstance(head, MedusaHead):
+        return trained
+    blocks = sum(p.numel() for p in head.blocks.parameters())
+    config = head.config
+    return blocks // config.num_heads + config.draft_vocab_size * config.hidden_size
 
 
 def _by_step(counts: list[int]) -> str:

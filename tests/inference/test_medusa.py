@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.drafters import EagleDrafter, Update
@@ -38,22 +38,17 @@ WIDE = RankTree(
 
 
 @pytest.fixture(scope="module")
-def target(tiny_tokenizer: Any) -> Target:
+def target(tiny_tokenizer: Any, make_llama: Callable[..., LlamaForCausalLM]) -> Target:
     """float32; its id 0 is a token like any other and often the likeliest."""
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
+    model = make_llama(
+        seed=12,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         vocab_size=VOCAB,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=None,
     )
-    torch.manual_seed(12)
-    model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight[0] *= 2
     return Target(model, tiny_tokenizer, "zero")

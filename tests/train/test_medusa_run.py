@@ -96,6 +96,26 @@ def test_the_plan_counts_what_is_trained(recipe_file: Path) -> None:
         assert plan.checkpoint == 12 * plan.head_trained + copy
 
 
+def test_the_plan_counts_every_head_in_every_step(recipe_file: Path) -> None:
+    """An unroll that grows is not for heads that are trained all at once."""
+    growing = ("train.unroll_steps=2", "train.unroll_growth=0.9")
+    plan = make_plan(load_recipe(str(recipe_file), [*MEDUSA, *growing]))
+    assert plan.corpus is not None and plan.work is not None
+    batches = plan.corpus.batches
+    epochs = batches.total_steps / batches.steps_per_epoch
+    assert plan.work.unrolled == round(int(batches.counts.sum()) * epochs)
+
+
+@pytest.mark.slow
+def test_the_plan_refuses_another_kind_of_head_to_start_from(
+    recipe_file: Path, tmp_path: Path, target: Target
+) -> None:
+    MedusaHead.for_target(target, num_heads=K).float().save(tmp_path / "three")
+    start = f"head.init_from={tmp_path / 'three'}"
+    with pytest.raises(HeadsmithError, match="of kind medusa and head.kind is eagle3"):
+        make_plan(load_recipe(str(recipe_file), [start]))
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
