@@ -44,9 +44,9 @@ def narrowed(rows: Tensor, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def balance_taps(head: "Eagle3Head", taps: Tensor) -> None:
+def balance_taps(head: "Eagle3Head", taps: Tensor) -> Tensor:
     """Scale the columns of a fresh `fc` by the sizes of real `taps` [n, m, H_t], so that all taps
-    weigh the same in z and z has RMS 1.
+    weigh the same in z and z has RMS 1. Returns the sizes [m].
 
     Deep layers of a target are an order of magnitude louder than early ones, and a loud z drowns
     what attention and MLP add to it. Medians over the rows, for a few tokens are huge (the sink).
@@ -54,3 +54,4 @@ def balance_taps(head: "Eagle3Head", taps: Tensor) -> None:
     sizes = head.read(taps.to(head.fc.weight)).square().mean(-1).sqrt().median(0).values
     sizes = sizes.clamp(min=head.config.rms_norm_eps)
     head.fc.weight.div_(sizes.repeat_interleave(head.config.target_width))
+    return sizes

@@ -12,7 +12,7 @@ from typing import Any
 from headsmith.train.head_sizes import HeadSizes
 
 EAGLE_ONLY = {
-    "head": ("taps", "fc_norm", "norm_output", *HeadSizes.model_fields),
+    "head": ("taps", "fc_norm", "norm_output", "init", "fit_rows", *HeadSizes.model_fields),
     "train": ("loss", "kl_scale", "kl_decay"),
 }
 MEDUSA_ONLY = {"head": ("num_heads", "num_layers", "lm_head", "loss", "ce_weight")}
@@ -35,6 +35,8 @@ def check_applies(recipe: Any) -> None:
                 raise ValueError(f"{name} means nothing for head.kind {head.kind}; {remedy}")
     if medusa:
         _check_medusa(head)
+    elif head.init != "linear" and _set(head, "fit_rows"):
+        raise ValueError(f"head.fit_rows means nothing for head.init {head.init}; leave it out")
 
 
 def _check_medusa(head: Any) -> None:

@@ -64,11 +64,19 @@ class Batches:
     def step_rows(self, step: int) -> list[int]:
         """The packed rows of a 0-based optimiser step, over all ranks."""
         epoch, index = self.position(step)
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
-        return np.array_split(order, self.steps_per_epoch)[index].tolist()
+        return np.array_split(self.order(epoch), self.steps_per_epoch)[index].tolist()
+
+    def order(self, epoch: int) -> Any:
+        """All packed rows in the order of a 0-based epoch, int64 array [R]."""
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
 
     def row(self, index: int) -> Row:
         return make_row(self.dataset, self.documents[index])
+
+    def name(self, index: int) -> str:
+        """What messages call packed row `index`."""
+        documents = ", ".join(str(i) for i in self.documents[index][:8])
+        return f"packed row {index} (conversations {documents} of the prepared data)"
 
 
 def make_batches(dataset: Any, recipe: Recipe) -> Batches:

@@ -3,7 +3,8 @@
     accelerate launch -m headsmith.train quickstart/eagle3 train.epochs=2     one process or many
     headsmith train quickstart/eagle3 train.epochs=2                          this process alone
 
-`train` reads in the order of the recipe: target, data, vocabulary, head, optimiser, loop, finish.
+`train` reads in the order of the recipe: target, data, vocabulary, head, its beginning, optimiser,
+loop, finish.
 What one optimiser step does is in `headsmith.train.step`.
 """
 
@@ -20,8 +21,10 @@ from accelerate.utils import gather_object, set_seed
 from headsmith.inference.records import Request
 from headsmith.models.heads import load_head
 from headsmith.train import trackers
+from headsmith.train.begin import begin
 from headsmith.train.checkpoint import Run, join_run, open_run, random_state, restore_random_state
 from headsmith.train.corpus import Corpus, load_corpus
+from headsmith.train.features import Features
 from headsmith.train.interrupt import Interrupt
 from headsmith.train.kinds import loss_settings
 from headsmith.train.optimiser import build_optimisers
@@ -65,13 +68,14 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
 
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
     head.to(accelerator.device)
+    batches = corpus.batches
+    features = Features(target, head, batches, keeps_features(recipe, target, head, batches))
+    if not found and recipe.head.init_from is None:
+        begin(recipe.head, features, accelerator, say)
     optimisers = build_optimisers(head, recipe.train)
     unroll = Unroll(head, target, recipe.train, loss_settings(recipe))
     model, *optimisers = accelerator.prepare(unroll, *optimisers)
-    keep = keeps_features(recipe, target, head, corpus.batches)
-    stepper = Stepper(
-        accelerator, target, head, model, optimisers, corpus.batches, recipe.train, keep
-    )
+    stepper = Stepper(accelerator, features, model, optimisers, recipe.train)
     trainer = Trainer(recipe, run, corpus, stepper, requests)
     if found:
         trainer.restore(found[1])

@@ -17,7 +17,6 @@ from headsmith import __version__
 from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
-from headsmith.models.eagle3_init import balance_taps
 from headsmith.models.heads import Head, load_head
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.provenance import check_pair, target_info
@@ -60,7 +59,9 @@ def load_target(recipe: Recipe, device: torch.device) -> Target:
 
 
 def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str], None]) -> Head:
-    """A fresh float32 head with a draft vocabulary from the data, or the one to start from."""
+    """A fresh float32 head with a draft vocabulary from the data, for `begin` to begin, or the one
+    to start from.
+    """
     section = recipe.head
     if section.init_from is not None:
         path = locate(section.init_from)
@@ -84,7 +85,7 @@ def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str]
     say(f"vocabulary: {len(kept)} of {target.vocab_size} ids cover {share:.2%} of trained tokens")
     if section.kind == "medusa":
         return fresh_medusa(recipe, target, kept)
-    head = Eagle3Head.for_target(
+    return Eagle3Head.for_target(
         target,
         kept,
         taps=tuple(section.taps) if section.taps else None,
@@ -93,11 +94,6 @@ def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str]
         seed=recipe.train.seed,
         **section.sizes,
     )
-    batches = corpus.batches
-    row = batches.row(0)
-    states = target.features(row.ids.to(target.device), row.lengths, head.taps, batches.shared)
-    balance_taps(head, states.taps.cpu())
-    return head
 
 
 def fresh_medusa(recipe: Recipe, target: Target, draft_ids: Tensor | None) -> MedusaHead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,12 @@ from headsmith.errors import HeadsmithError
 from headsmith.models import loading
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
+from headsmith.models.eagle3_fit import inputs_of_fit
 from headsmith.models.heads import Head, read_head
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.medusa_files import MedusaConfig
 from headsmith.models.target import Target
+from headsmith.train.begin import fitted_rows
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
 from headsmith.train.medusa import CHUNK
@@ -30,6 +32,7 @@ FLOAT32 = 4
 COPIES_IN_TRAINING = 4
 # Activations of a head row in units of its width, kept for the backward of one unroll step.
 WIDTHS_PER_ROW = 16
+FIT = "linear fit, before all below"
 
 
 @dataclass(slots=True)
@@ -104,6 +107,10 @@ def make_plan(recipe: Recipe) -> Plan:
     head = _empty_head(recipe, sketch)
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
     work = work_of(recipe, corpus)
+    reads_twice = recipe.data.keep_features == "none" and _fit(recipe, head) > 0
+    if work and corpus and reads_twice and isinstance(head, Eagle3Head):
+        fitted = fitted_rows(recipe.head, head, corpus.batches)
+        work = replace(work, read=work.read + sum(corpus.batches.tokens[row] for row in fitted))
     width, drafts = sketch.hidden_size, head.config.draft_vocab_size
     met = _weights_of_a_row(head, trained)
     body = trained - sum(p.numel() for n, p in head.named_parameters() if "lm_head" in n)
@@ -145,12 +152,29 @@ def estimate_memory(
     # The target's own forward keeps about one block's activations; the teacher one row block.
     inner = getattr(sketch.config, "intermediate_size", None) or 4 * sketch.hidden_size
     prefix = longest * (8 * sketch.hidden_size + 3 * inner)
+    fit = _fit(recipe, head)
     return {
         "target": sketch.parameters * element,
+        **({FIT: fit} if fit else {}),
         "head, gradients, AdamW": FLOAT32 * (COPIES_IN_TRAINING * trained + table),
         "features": kept * per_token,
         "activations": FLOAT32 * (_head_activations(head, loss_rows) + prefix),
     }
+
+
+def _fit(recipe: Recipe, head: Head) -> int:
+    """Bytes of the second moments in float64 and of their factors, 0 where nothing is fitted."""
+    section = recipe.head
+    if isinstance(head, MedusaHead) or section.init_from or section.init != "linear":
+        return 0
+    return 2 * 8 * inputs_of_fit(head.config) ** 2
+
+
+def peak(memory: dict[str, int]) -> int:
+    """Bytes at the worst moment: the fit is over before training begins."""
+    at_first = memory.get(FIT, 0)
+    training = sum(memory.values()) - memory["target"] - at_first
+    return memory["target"] + max(at_first, training)
 
 
 def _checkpoint(head: Head, trained: int, element: int) -> int:
@@ -184,7 +208,7 @@ def print_plan(recipe: Recipe) -> None:
         *_data_rows(recipe, plan),
         *_work_rows(plan),
         *((f"memory: {name}", _size(size)) for name, size in plan.memory.items()),
-        ("memory: all, about", _size(sum(plan.memory.values()))),
+        ("memory: all, about", _size(peak(plan.memory))),
     ]
     if plan.saves is not None:
         each = _size(plan.checkpoint)

@@ -48,15 +48,19 @@ class Report:
         self.tokens += record["tokens"]
         elapsed = time.monotonic() - self.started
         accuracy = " ".join(f"{value:.2f}" for value in record["accuracy"])
-        text = f"loss {record['loss']:.3f}  acc {accuracy}  {self.tokens / elapsed:.0f} tok/s"
+        speed = f"{self.tokens / elapsed:.0f} tok/s"
+        self.show(record["step"], f"loss {record['loss']:.3f}  acc {accuracy}  {speed}")
+
+    def show(self, done: int, text: str) -> None:
+        """Show that `done` of all steps are done, and what there is to say of the last one."""
         if self.bar:
-            self.bar.update(self.task, completed=record["step"], description=text)
+            self.bar.update(self.task, completed=done, description=text)
             return
-        final = record["step"] == self.total
-        if final or time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
-            self.last_line = time.monotonic()
-            left = (self.total - record["step"]) * elapsed / (record["step"] - self.first)
-            self.say(f"step {record['step']}/{self.total}  {text}  {_clock(left)} left")
+        now = time.monotonic()
+        if done == self.total or now - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            left = (self.total - done) * (now - self.started) / (done - self.first)
+            self.say(f"step {done}/{self.total}  {text}  {_clock(left)} left")
 
 
 def _clock(seconds: float) -> str:

@@ -42,8 +42,10 @@ class TargetSection(Section):
 class HeadSection(HeadSizes, Section):
     """The head to train. `draft_vocab_size: null` keeps every id of the target.
 
-    `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output. The keys from
-    `num_heads` on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x kl. What does
+    `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output. A fresh EAGLE
+    head begins as the best linear guess of `fit_rows` loss rows (null: ten for each input of the
+    fit), or only with its matrices in balance (headsmith/train/begin.py). The keys from `num_heads`
+    on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x kl. What does
     not apply to the kind is refused (headsmith/train/applies.py).
     """
 
@@ -52,6 +54,8 @@ class HeadSection(HeadSizes, Section):
     fc_norm: bool = False
     norm_output: bool = False
     draft_vocab_size: int | None = Field(None, ge=1)
+    init: Literal["linear", "balanced"] = "linear"
+    fit_rows: int | None = Field(None, ge=1)
     init_from: str | None = None
     num_heads: int = Field(5, ge=1)
     num_layers: int = Field(1, ge=1)

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.heads import Head
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches, share
+from headsmith.train.features import Features
 from headsmith.train.kinds import KINDS
 from headsmith.train.loss import LossSettings
 from headsmith.train.optimiser import rate_factor, set_rates
 from headsmith.train.predict import walk
 from headsmith.train.recipe import TrainSection
-from headsmith.train.unroll import TrainRow, prepare_row
+from headsmith.train.unroll import TrainRow
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -73,17 +74,27 @@ class Unroll(nn.Module):
 
 @dataclass(slots=True)
 class Stepper:
-    """Runs optimiser steps over `batches`; `model` is the (wrapped) Unroll of `head`."""
+    """Runs optimiser steps over the batches of `features`; `model` is the (wrapped) Unroll of its
+    head.
+    """
 
     accelerator: Accelerator
-    target: Target
-    head: Head
+    features: Features
     model: nn.Module
     optimisers: list[Optimizer]
-    batches: Batches
     settings: TrainSection
-    keep_features: bool
-    kept: dict[int, TrainRow] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        return self.features.target
+
+    @property
+    def head(self) -> Head:
+        return self.features.head
+
+    @property
+    def batches(self) -> Batches:
+        return self.features.batches
 
     def run(self, step: int, stop: int = 0) -> tuple[dict[str, Any], int]:
         """Train the 0-based optimiser step `step`; return its record for the log and a signal.
@@ -134,46 +145,19 @@ class Stepper:
         for turn, (row, weight) in enumerate(mine, start=1):
             last = turn == len(mine)
             with nullcontext() if last else accelerator.no_sync(self.model):
-                losses, counts, walked = self.model(self._features(row), steps)
+                losses, counts, walked = self.model(self.features.row(row), steps)
                 self._refuse_bad_loss(losses, row)
                 accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
             sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
             decoded += weight * walked.double()
         return sums.to(accelerator.device), decoded.to(accelerator.device)
 
-    def _features(self, index: int) -> TrainRow:
-        """The target's states of a packed row: computed, or kept from an earlier epoch."""
-        if index in self.kept:
-            return self.kept[index].to(self.target.device)
-        row = self.batches.row(index)
-        prepared = prepare_row(
-            self.target,
-            self.head.draft_ids,
-            row,
-            self.head.taps,
-            self.batches.num_steps,
-            self.batches.shared,
-            KINDS[self.head.kind].reads_last,
-        )
-        if not (torch.isfinite(prepared.taps).all() and torch.isfinite(prepared.last).all()):
-            raise HeadsmithError(
-                f"the target's states of {self._name(index)} hold NaN or infinity; try "
-                "target.dtype=float32, or leave the conversation out"
-            )
-        if self.keep_features:
-            self.kept[index] = prepared.to("cpu")
-        return prepared
-
     def _refuse_bad_loss(self, losses: Tensor, index: int) -> None:
         if not torch.isfinite(losses).all():
             raise HeadsmithError(
-                f"the loss of {self._name(index)} is not finite; lower train.learning_rate and "
-                "continue from the last checkpoint with --resume"
+                f"the loss of {self.batches.name(index)} is not finite; lower "
+                "train.learning_rate and continue from the last checkpoint with --resume"
             )
-
-    def _name(self, index: int) -> str:
-        documents = ", ".join(str(i) for i in self.batches.documents[index][:8])
-        return f"packed row {index} (conversations {documents} of the prepared data)"
 
     def _decay(self, steps: int) -> Tensor:
         """decay^k, float64 [K]."""

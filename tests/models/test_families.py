@@ -23,6 +23,8 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.spans import Span
 from headsmith.models.target import Target
 from headsmith.train.batches import make_batches
+from headsmith.train.begin import begin
+from headsmith.train.features import Features
 from headsmith.train.optimiser import build_optimisers
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
@@ -124,16 +126,13 @@ def train_ten_steps(target: Target, head: Eagle3Head) -> list[float]:
             },
         }
     )
-    stepper = Stepper(
-        Accelerator(cpu=True),
-        target,
-        head,
-        Unroll(head, target, recipe.train),
-        build_optimisers(head, recipe.train),
-        make_batches(Dataset.from_dict(columns).with_format("numpy"), recipe),
-        recipe.train,
-        True,
-    )
+    batches = make_batches(Dataset.from_dict(columns).with_format("numpy"), recipe)
+    features = Features(target, head, batches, keep=True)
+    accelerator = Accelerator(cpu=True)
+    begin(recipe.head, features, accelerator, print)
+    model = Unroll(head, target, recipe.train)
+    optimisers = build_optimisers(head, recipe.train)
+    stepper = Stepper(accelerator, features, model, optimisers, recipe.train)
     return [stepper.run(step)[0]["loss"] for step in range(10)]
 
 

@@ -13,6 +13,7 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches, make_batches, share
+from headsmith.train.features import Features
 from headsmith.train.optimiser import build_optimisers, rate_factor, set_rates
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
@@ -51,9 +52,8 @@ def stepper(target: Target, documents: Dataset) -> Callable[..., Stepper]:
         optimisers = [torch.optim.SGD(head.parameters(), lr=1e-3)]
         model = Unroll(head, target, settings.train)
         batches = make_batches(documents, settings)
-        return Stepper(
-            Accelerator(cpu=True), target, head, model, optimisers, batches, settings.train, False
-        )
+        features = Features(target, head, batches)
+        return Stepper(Accelerator(cpu=True), features, model, optimisers, settings.train)
 
     return make
 
@@ -79,11 +79,11 @@ def test_logged_loss_is_the_trained_loss(stepper: Callable[..., Stepper]) -> Non
 
 def test_kept_features_change_nothing(stepper: Callable[..., Stepper]) -> None:
     kept, computed = stepper(row_tokens=60), stepper(row_tokens=60)
-    kept.keep_features = True
+    kept.features.keep = True
     for step in (0, 0):
         ours, theirs = kept.run(step)[0], computed.run(step)[0]
         assert ours["losses"] == theirs["losses"]
-    assert len(kept.kept) == 3 and not computed.kept
+    assert len(kept.features.kept) == 3 and not computed.features.kept
 
 
 def test_weights_that_hold_nan_stop_the_run_and_name_the_row(
@@ -175,3 +175,16 @@ def test_weight_decay_is_for_matrices_and_groups_may_scale_the_rate() -> None:
     adam.param_groups[1]["scale"] = 10.0
     assert set_rates([adam], settings, 0.5) == 0.25
     assert [group["lr"] for group in adam.param_groups] == [0.25, 2.5]
+
+
+def test_what_reads_raw_taps_moves_in_proportion_to_its_size(target: Target) -> None:
+    head = Eagle3Head.for_target(target, torch.arange(50))
+    (before,) = build_optimisers(head, recipe().train)
+    assert before.param_groups[-1]["params"] == [head.fc.weight]
+    with torch.no_grad():
+        head.fc.weight.mul_(0.1)
+    (after,) = build_optimisers(head, recipe().train)
+    scales = [adam.param_groups[-1]["scale"] for adam in (before, after)]
+    assert scales[1] == pytest.approx(0.1 * scales[0]) and 0 < scales[1] < scales[0] < 1
+    counted = [p for group in after.param_groups for p in group["params"]]
+    assert len(counted) == len(list(head.parameters()))
