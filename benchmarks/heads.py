@@ -4,9 +4,10 @@
 
 Greedy. For each context, plain decoding and every head with every draft take turns over the same
 prompts (`headsmith.inference.speed.alternate`), so one baseline serves all and a slow minute of the
-machine hits all. Prompts are brought to each --context as `headsmith eval --context` does it. The
-table has tau with its interval, u_1, u_2, ..., the speedup, and how much of the text is the
-target's own; --json keeps everything. Exits with 3 if a token is not the target's.
+machine hits all. Prompts are brought to each --context as `headsmith eval --context` does it.
+Medusa heads, whose trees are fixed, answer `tree:N,K,D` with the best N nodes of their calibration
+(`medusa:N`). The table has tau with its interval, u_1, u_2, ..., the speedup, and how much of the
+text is the target's own; --json keeps everything. Exits with 3 if a token is not the target's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from headsmith.inference.records import Request, Response
 from headsmith.inference.report import TAU_FORMULA
 from headsmith.inference.settings import EvalSettings
 from headsmith.inference.speed import Arm, alternate, speed_row
+from headsmith.models.heads import Head
+from headsmith.models.medusa import MedusaHead
 from headsmith.models.target import Target
 
 Row = dict[str, Any]
@@ -65,6 +68,13 @@ def measure(
     first.decoder(batch, plain=True, max_new_tokens=8).generate(requests[:batch])
     alternate([plain, *arms.values()], requests, batch)
     return plain, arms
+
+
+def draft_of(head: Head, draft: str) -> str:
+    """How this head drafts what was asked for: a Medusa head has no dynamic trees."""
+    if draft.startswith("tree:") and isinstance(head, MedusaHead):
+        return f"medusa:{draft.removeprefix('tree:').split(',')[0]}"
+    return draft
 
 
 class Judge:
@@ -187,9 +197,10 @@ def main(
     loaded = {name: load_matching_head(one, target) for name, one in settings.items()}
     warnings += [warning for _, more in loaded.values() for warning in more]
     sessions = {
-        (name, draft): Session(replace(one, draft=draft), target, loaded[name][0], [], builder)
+        (name, draft): Session(replace(one, draft=draft_of(head, draft)), target, head, [], builder)
         for draft in drafts
         for name, one in settings.items()
+        for head in [loaded[name][0]]
     }
     rows, judge = [], Judge(target)
     for tokens in lengths:

@@ -1,10 +1,26 @@
 """Acceptance rules: which path of a verified tree is kept, and which token the target adds
-(spec/verifier.md 3).
+(spec/verifier.md 3, spec/medusa.md 4).
+
+A rule chooses the target's token behind each row of logits, and keeps a path of a tree. `Greedy`
+and `Sample` are lossless: they keep what they would have chosen without a draft, so the text is
+the same with and without one. `Typical` is not, and says so.
+
+Shapes: n rows, V target vocabulary.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
 
 from headsmith.inference.tree import Tree
+
+# The authors' defaults; see `Typical`.
+POSTERIOR_THRESHOLD = 0.09
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +33,151 @@ class Accepted:
     bonus: int
 
 
-def accept_greedy(tree: Tree, predictions: list[int]) -> Accepted:
-    """Follow the target's argmax from the root for as long as a child holds it (spec/verifier.md
-    3.1).
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a token is chosen: whose text it is, and its position in it (the prompt counts)."""
 
-    `predictions[i]` is the target's argmax behind node i. Only the argmax is ever followed, so the
-    text is the target's own greedy text.
+    request: str
+    position: int
+
+
+class Rule(Protocol):
+    """What decides between drafts and the target. `lossless`: the text is what plain decoding by
+    the same rule gives, token for token.
+    """
+
+    lossless: ClassVar[bool]
+
+    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        """Float32 [n, V] whose argmax is the target's choice behind each row of logits [n, V]."""
+        ...
+
+    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+        """The path to keep of a tree of n nodes, from the logits [n, V] and the choices behind
+        them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The target's argmax, always."""
+
+    lossless: ClassVar[bool] = True
+
+    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        return logits
+
+    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+        return follow(tree, choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A draw from the target's distribution at `temperature`: the argmax of logits / temperature +
+    Gumbel noise, which is keyed by seed, request and position (spec/medusa.md 4.5, T1).
+
+    Noise depends on nothing else, so nodes of one depth share it, a draft that is dropped is drawn
+    again alike, and text and distribution are those of plain sampling with any drafter that
+    proposes before it sees the noise.
+    """
+
+    temperature: float
+    seed: int = 0
+    lossless: ClassVar[bool] = True
+
+    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        noise = {place: gumbel(self.seed, place, logits.shape[1]) for place in set(places)}
+        drawn = torch.stack([noise[place] for place in places]).to(logits.device)
+        return logits.float() / self.temperature + drawn
+
+    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+        return follow(tree, choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Medusa's typical acceptance (spec/medusa.md 4.2), lossy: a draft is kept where the target
+    finds it likely enough, p > min(threshold, alpha exp(-entropy)), p at `temperature`; the longest
+    such path, the likelier of two as long. Behind it comes the target's argmax.
+
+    There is no random number in it: temperature moves the bar and nothing else. `alpha` None is
+    sqrt(threshold).
+    """
+
+    temperature: float
+    threshold: float = POSTERIOR_THRESHOLD
+    alpha: float | None = None
+    lossless: ClassVar[bool] = False
+
+    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        return logits
+
+    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+        if len(tree) == 1:
+            return Accepted([0], choices[0])
+        log_p = (logits.float() / self.temperature).log_softmax(-1)
+        p = log_p.exp()
+        entropy = -(p * (p + 1e-5).log()).sum(-1)
+        alpha = math.sqrt(self.threshold) if self.alpha is None else self.alpha
+        bars = (alpha * (-entropy).exp()).clamp(max=self.threshold).tolist()
+        tokens = torch.tensor(tree.tokens[1:], device=logits.device)
+        parents = torch.tensor(tree.parents[1:], device=logits.device)
+        drafted = log_p[parents, tokens].tolist()
+        # Best path to each node that can be reached: parents stand before their children.
+        reached: dict[int, tuple[int, float]] = {0: (0, 0.0)}
+        for node, parent in enumerate(tree.parents[1:], start=1):
+            likely = drafted[node - 1]
+            if parent in reached and math.exp(likely) > bars[parent]:
+                depth, total = reached[parent]
+                reached[node] = (depth + 1, total + likely)
+        last = max(reached, key=reached.__getitem__)
+        path = [last]
+        while path[-1] != 0:
+            path.append(tree.parents[path[-1]])
+        return Accepted(path[::-1], choices[last])
+
+
+GREEDY = Greedy()
+
+
+def follow(tree: Tree, choices: list[int]) -> Accepted:
+    """Follow the target's choices from the root for as long as a child holds them
+    (spec/verifier.md 3.1).
+
+    `choices[i]` is the target's token behind node i. Nothing else is ever kept, so the text is what
+    the target would have written.
     """
     node, path = 0, [0]
     while True:
-        following = next(
-            (c for c in tree.children[node] if tree.tokens[c] == predictions[node]), None
-        )
+        following = next((c for c in tree.children[node] if tree.tokens[c] == choices[node]), None)
         if following is None:
-            return Accepted(path, predictions[node])
+            return Accepted(path, choices[node])
         node = following
         path.append(node)
+
+
+def gumbel(seed: int, place: Place, size: int) -> Tensor:
+    """Standard Gumbel noise, float32 [size] on the CPU, the same for the same arguments."""
+    key = blake2b(f"{seed}/{place.position}/{place.request}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "big") >> 1)
+    waits = torch.empty(size).exponential_(generator=generator)
+    return -waits.clamp(min=torch.finfo(torch.float32).tiny).log()
+
+
+def make_rule(
+    name: str,
+    temperature: float = 0.0,
+    *,
+    seed: int = 0,
+    threshold: float = POSTERIOR_THRESHOLD,
+    alpha: float | None = None,
+) -> Rule:
+    """The rule of that name (`greedy`, `sample`, `typical`). At temperature 0 all are greedy: one
+    token has all the probability.
+    """
+    if name == "sample" and temperature > 0:
+        return Sample(temperature, seed)
+    if name == "typical" and temperature > 0:
+        return Typical(temperature, threshold, alpha)
+    return GREEDY

@@ -53,7 +53,15 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     "medusa:NODES for the tree that headsmith calibrate made.",
 )
 @click.option("--drafter", default="head", show_default=True, help="head or none (plain decoding).")
-@click.option("--rule", default="greedy", show_default=True, help="greedy.")
+@click.option(
+    "--rule",
+    default="greedy",
+    show_default=True,
+    help="greedy; sample (lossless too: the text is that of plain sampling); typical (lossy).",
+)
+@click.option("--temperature", type=float, help="Of sample and typical. [default: 1]")
+@click.option("--posterior-threshold", type=float, help="Of typical. [default: 0.09]")
+@click.option("--posterior-alpha", type=float, help="Of typical. [default: sqrt(threshold)]")
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)
 @click.option("--batch", default="1", show_default=True, help="Batch sizes, such as 1,4,8.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16.")

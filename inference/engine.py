@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headsmith.errors import HeadsmithError
-from headsmith.inference.accept import accept_greedy
+from headsmith.inference.accept import GREEDY, Place, Rule
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
@@ -49,8 +49,19 @@ class _Active:
         return len(self.request.prompt_ids) + len(self.output)
 
 
+@dataclass(slots=True)
+class _Verified:
+    """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node,
+    the states of each.
+    """
+
+    logits: Tensor
+    choices: list[int]
+    states: Features
+
+
 class Decoder:
-    """Greedy decoding of requests, up to `batch` at a time, with or without a drafter."""
+    """Decoding of requests by a rule, up to `batch` at a time, with or without a drafter."""
 
     def __init__(
         self,
@@ -61,6 +72,7 @@ class Decoder:
         max_new_tokens: int = 128,
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
+        rule: Rule = GREEDY,
     ) -> None:
         if batch < 1 or max_new_tokens < 1:
             raise HeadsmithError(
@@ -72,7 +84,8 @@ class Decoder:
                 f"context holds {target.max_context}; draft less"
             )
         self.target, self.drafter, self.batch = target, drafter, batch
-        self.rule = StopRule(
+        self.rule = rule
+        self.stop = StopRule(
             stop_ids=frozenset() if ignore_eos else frozenset(target.stop_ids),
             max_new_tokens=max_new_tokens,
             max_context=target.max_context,
@@ -120,7 +133,7 @@ class Decoder:
                     f"{limit - 1} fit the target's context"
                 )
         longest = max((len(r.prompt_ids) for r in requests), default=0)
-        committed = min(limit, longest + self.rule.max_new_tokens)
+        committed = min(limit, longest + self.stop.max_new_tokens)
         shape = self.drafter.shape if self.drafter is not None else None
         self.cache = KeyValueCache(self.batch, committed + (shape.nodes if shape else 0) + 1)
         if self.drafter is not None and shape is not None:
@@ -144,7 +157,8 @@ class Decoder:
             last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
             logits = self.target.logits(features.last[last])
             self._refuse_nan(fresh, logits)
-            first = logits.argmax(-1).tolist()
+            places = [Place(a.request.name, len(a.request.prompt_ids)) for a in fresh]
+            first = self.rule.scores(logits, places).argmax(-1).tolist()
             taps = features.taps.split([s.length for s in spans])
             for a, token, tapped, state in zip(
                 fresh, first, taps, features.last[last], strict=True
@@ -167,10 +181,10 @@ class Decoder:
         with self._timed("draft_s"):
             trees = self._draft(active)
         with self._timed("verify_s"):
-            predictions, states = self._verify(active, trees)
+            verified = self._verify(active, trees)
         with self._timed("other_s"):
-            for a, tree, predicted, seen in zip(active, trees, predictions, states, strict=True):
-                self._accept(a, tree, predicted, seen)
+            for a, tree, seen in zip(active, trees, verified, strict=True):
+                self._accept(a, tree, seen)
 
     def _draft(self, active: list[_Active]) -> list[Tree]:
         if self.drafter is None:
@@ -182,12 +196,8 @@ class Decoder:
             for a, tree in zip(active, trees, strict=True)
         ]
 
-    def _verify(
-        self, active: list[_Active], trees: list[Tree]
-    ) -> tuple[list[list[int]], list[Features]]:
-        """One target pass over all nodes of all trees: argmax behind each node, and the states of
-        each.
-        """
+    def _verify(self, active: list[_Active], trees: list[Tree]) -> list[_Verified]:
+        """One target pass over all nodes of all trees."""
         spans = [
             Span(len(tree), a.cached, a.slot)
             if tree.is_chain
@@ -196,13 +206,23 @@ class Decoder:
         ]
         ids = torch.tensor([t for tree in trees for t in tree.tokens], device=self.target.device)
         features = self.target.run(ids, spans, self.cache, self._taps)
+        logits = self.target.logits(features.last)
+        places = [
+            Place(a.request.name, a.length + depth)
+            for a, tree in zip(active, trees, strict=True)
+            for depth in tree.depths
+        ]
         sizes = [len(tree) for tree in trees]
-        predicted = self.target.logits(features.last).argmax(-1).split(sizes)
+        choices = self.rule.scores(logits, places).argmax(-1).cpu().split(sizes)
         states = map(Features, features.taps.split(sizes), features.last.split(sizes))
-        return [p.tolist() for p in predicted], list(states)
+        return [
+            _Verified(rows, chosen.tolist(), seen)
+            for rows, chosen, seen in zip(logits.split(sizes), choices, states, strict=True)
+        ]
 
-    def _accept(self, a: _Active, tree: Tree, predicted: list[int], states: Features) -> None:
-        accepted = accept_greedy(tree, predicted)
+    def _accept(self, a: _Active, tree: Tree, seen: _Verified) -> None:
+        """Commit the path that the rule keeps and the token behind it."""
+        accepted = self.rule.accept(tree, seen.logits, seen.choices)
         path = accepted.path
         new = [*(tree.tokens[node] for node in path[1:]), accepted.bonus]
         committed = self._commit(a, new)
@@ -211,11 +231,11 @@ class Decoder:
             self.cache.keep(a.slot, a.cached, path)
             a.cached += len(path)
             assert a.cached == a.length - 1, "the cache holds every committed token but the root"
-            a.update = Update(a.slot, new, states.taps[path], states.last[path[-1]])
+            a.update = Update(a.slot, new, seen.states.taps[path], seen.states.last[path[-1]])
 
     def _commit(self, a: _Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""
-        committed, a.finished = self.rule.append(len(a.request.prompt_ids), a.output, new)
+        committed, a.finished = self.stop.append(len(a.request.prompt_ids), a.output, new)
         a.times += [time.perf_counter() - a.started] * committed
         return committed
 

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.accept import GREEDY, Place, Rule
 from headsmith.inference.records import Response
 from headsmith.models.spans import Span
 from headsmith.models.target import Target
@@ -31,32 +33,69 @@ class Equality:
 
 @torch.inference_mode()
 def check_equality(
-    target: Target, responses: Sequence[Response], tie_margin: float = 0.25
+    target: Target,
+    responses: Sequence[Response],
+    tie_margin: float = 0.25,
+    rule: Rule = GREEDY,
 ) -> Equality:
     """Classify every output token against plain causal attention over prompt + output, logits in
-    float32.
+    float32. `rule` is the one the tokens were chosen by.
 
-    exact: it is the target's argmax (or equals its logit). tie: second, and at most `tie_margin`
+    exact: it is the rule's choice (or has the same score). tie: second, and at most `tie_margin`
     below. Else fail, which means a bug of the decoder, not of the head.
     """
+    assert rule.lossless, "a lossy rule's text is not the target's; see likelihood"
     total = Equality()
     for response in responses:
-        _check_one(target, response, tie_margin, total)
+        _check_one(target, response, tie_margin, total, rule)
     return total
 
 
-def _check_one(target: Target, response: Response, tie_margin: float, total: Equality) -> None:
+@dataclass(slots=True)
+class Likelihood:
+    """What the target thinks of texts, token by token, given what stands before each: how many
+    there are, how many are its first choice, and the sum of their log-probabilities in nats.
+    """
+
+    tokens: int = 0
+    first_choices: int = 0
+    log_likelihood: float = 0.0
+
+
+@torch.inference_mode()
+def likelihood(target: Target, responses: Sequence[Response]) -> Likelihood:
+    """How likely the target finds the outputs, at temperature 1 whatever they were made with."""
+    total = Likelihood()
+    for response in responses:
+        logits = _teacher_forced(target, response).float()
+        emitted = torch.tensor(response.output_ids, device=target.device)
+        own = logits.log_softmax(-1).gather(1, emitted[:, None])
+        total.tokens += len(emitted)
+        total.first_choices += int((logits.argmax(-1) == emitted).sum())
+        total.log_likelihood += float(own.double().sum())
+    return total
+
+
+def _teacher_forced(target: Target, response: Response) -> Tensor:
+    """The target's logits behind prompt and output so far, for each output token [n, V]."""
     prompt, output = response.request.prompt_ids, response.output_ids
     ids = torch.tensor([*prompt, *output], device=target.device)[:-1]
-    features = target.run(ids, [Span(len(ids))])
-    emitted = torch.tensor(output, device=target.device)
-    logits = target.logits(features.last[len(prompt) - 1 :])
-    own = logits.gather(1, emitted[:, None])
+    logits = target.logits(target.run(ids, [Span(len(ids))]).last[len(prompt) - 1 :])
     if not logits.isfinite().all():
         raise HeadsmithError(
             f"the logits of the target {target.path} for the answer to prompt "
             f"{response.request.id} hold NaN or infinity; try float32, or get its weights again"
         )
+    return logits
+
+
+def _check_one(
+    target: Target, response: Response, tie_margin: float, total: Equality, rule: Rule
+) -> None:
+    request, output = response.request, response.output_ids
+    places = [Place(request.name, len(request.prompt_ids) + i) for i in range(len(output))]
+    logits = rule.scores(_teacher_forced(target, response), places)
+    own = logits.gather(1, torch.tensor(output, device=target.device)[:, None])
     margins = (logits.max(-1).values - own[:, 0]).tolist()
     ranks = (logits > own).sum(-1).tolist()
     for index, (margin, rank) in enumerate(zip(margins, ranks, strict=True)):

@@ -117,10 +117,12 @@ class Session:
 
     def decoder(self, batch: int, *, plain: bool, max_new_tokens: int | None = None) -> Generates:
         """A decoder by the settings: with their drafter and draft shape, or plain."""
+        from headsmith.inference.accept import GREEDY
         from headsmith.inference.engine import Decoder
         from headsmith.inference.make_drafter import make_drafter
         from headsmith.inference.tree import parse_shape
 
+        rule = self.settings.make_rule()
         drafter = None
         if not plain:
             assert self.head is not None
@@ -131,4 +133,6 @@ class Session:
             batch=batch,
             max_new_tokens=max_new_tokens or self.settings.max_new_tokens,
             stop_strings=self.settings.stop,
+            # A lossy rule has no plain decoding of its own: its drafts are compared with greedy.
+            rule=rule if rule.lossless or not plain else GREEDY,
         )

@@ -43,6 +43,11 @@ class Request:
     turn: int = 0
     conversation: str = ""
 
+    @property
+    def name(self) -> str:
+        """What tells it from all others of an evaluation."""
+        return f"{self.task}:{self.id}#{self.turn}"
+
 
 @dataclass(slots=True)
 class Response:

@@ -44,7 +44,7 @@ def print_report(result: dict[str, Any], console: Console) -> None:
     if positions is not None:
         console.print(positions)
     console.print(_speed(result["speed"]))
-    for line in (*_verdicts(result), _equality(result["equality"]), _equivalents(result)):
+    for line in (*_verdicts(result), _kept_to(result), _equivalents(result)):
         if line:
             console.print(Text(line))
     for warning in result["warnings"]:
@@ -148,7 +148,11 @@ def _verdicts(result: dict[str, Any]) -> Iterable[str]:
             )
 
 
-def _equality(equality: dict[str, Any]) -> str:
+def _kept_to(result: dict[str, Any]) -> str:
+    """Whether the text is the target's own; for a lossy rule, how far from it."""
+    if result["lossy"]:
+        return _drift(result["lossy"])
+    equality = result["equality"]
     line = (
         f"equality: {equality['checked']} output tokens checked against the target: "
         f"{equality['exact']} exact, {equality['ties']} ties, {equality['fails']} fails"
@@ -157,6 +161,22 @@ def _equality(equality: dict[str, Any]) -> str:
         line += (
             f"; {equality['identical_to_baseline']} of {equality['compared_to_baseline']} outputs "
             "are the plain decoder's token for token"
+        )
+    return line
+
+
+def _drift(lossy: dict[str, Any]) -> str:
+    line = (
+        f"LOSSY ({lossy['rule']}): {_percent(lossy['first_choice'])} of {lossy['tokens']} output "
+        "tokens are what the target would choose there, mean log-likelihood "
+        f"{_number(lossy['mean_log_likelihood'])} nats a token"
+    )
+    if lossy["compared_to_greedy"]:
+        line += (
+            f" ({_number(lossy['greedy_mean_log_likelihood'])} for plain greedy text); "
+            f"{lossy['identical_to_greedy']} of {lossy['compared_to_greedy']} outputs are the "
+            f"greedy ones, {_percent(lossy['same_as_greedy_until'])} of the tokens before the "
+            "first difference"
         )
     return line
 
@@ -192,8 +212,17 @@ def _title(result: dict[str, Any]) -> str:
     setup = result["setup"]
     what = f"{result['target']['path']}, {result['target']['dtype']}, {result['device']['name']}"
     if result["head"]:
-        return f"{result['head']['path']} ({result['head']['kind']}, {setup['draft']}) on {what}"
-    return f"plain decoding on {what}"
+        head = result["head"]
+        return f"{head['path']} ({head['kind']}, {setup['draft']}{_rule(setup)}) on {what}"
+    return f"plain decoding{_rule(setup)} on {what}"
+
+
+def _rule(setup: dict[str, Any]) -> str:
+    """The rule in a title; greedy, the default, goes without saying."""
+    if setup["rule"] == "greedy":
+        return ""
+    lossy = "" if setup["lossless"] else ", lossy"
+    return f", {setup['rule']} at temperature {setup['temperature']:g}{lossy}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -30,6 +30,7 @@ def build_result(session: Session) -> dict[str, Any]:
     settings = session.settings
     drafted = session.runs[0].drafted.responses
     overall = summarise(drafted, seed=settings.seed)
+    lossless = settings.make_rule().lossless
     result = {
         "schema": SCHEMA,
         "command": settings.command,
@@ -42,7 +43,8 @@ def build_result(session: Session) -> dict[str, Any]:
         "tasks": by_task(drafted, seed=settings.seed),
         "overall": overall,
         "speed": [_speed(session, run) for run in session.runs],
-        "equality": _equality(session),
+        "equality": _equality(session) if lossless else None,
+        "lossy": None if lossless else _lossy(session),
         "equivalents": equivalents(drafted),
     }
     return result | {"warnings": list(_warnings(session, overall))}
@@ -118,7 +120,10 @@ def _describe_setup(session: Session) -> dict[str, Any]:
         "drafter": settings.drafter,
         "rule": settings.rule,
         "draft": settings.draft if settings.drafter == "head" else None,
-        "temperature": 0.0,
+        "lossless": settings.make_rule().lossless,
+        "temperature": settings.used_temperature,
+        "posterior_threshold": settings.posterior_threshold,
+        "posterior_alpha": settings.posterior_alpha,
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "batch": list(settings.batch),
@@ -148,20 +153,58 @@ def _equality(session: Session) -> dict[str, Any]:
     """The margin check over every distinct output, and how many equal the baseline's."""
     from headsmith.inference.equality import check_equality
 
-    distinct: dict[tuple[tuple[int, ...], tuple[int, ...]], Response] = {}
+    # Prompts alike are drawn for apart, so the name tells outputs apart too.
+    distinct: dict[tuple[str, tuple[int, ...]], Response] = {}
     for run in session.runs:
         for one in run.drafted.responses:
-            distinct[tuple(one.request.prompt_ids), tuple(one.output_ids)] = one
+            distinct[one.request.name, tuple(one.output_ids)] = one
     compared = [
         (mine.output_ids, plain.output_ids)
         for run in session.runs
         if run.baseline is not None
         for mine, plain in zip(run.drafted.responses, run.baseline.responses, strict=True)
     ]
-    return asdict(check_equality(session.target, list(distinct.values()))) | {
+    rule = session.settings.make_rule()
+    return asdict(check_equality(session.target, list(distinct.values()), rule=rule)) | {
         "compared_to_baseline": len(compared),
         "identical_to_baseline": sum(mine == plain for mine, plain in compared),
     }
+
+
+def _lossy(session: Session) -> dict[str, Any]:
+    """How far a lossy rule leads away from the target: what the target thinks of its outputs and of
+    plain greedy ones, and how long they are the same.
+    """
+    from headsmith.inference.equality import likelihood
+
+    run = session.runs[0]
+    plain = run.baseline.responses if run.baseline is not None else []
+    pairs = [
+        (mine.output_ids, other.output_ids)
+        for mine, other in zip(run.drafted.responses, plain, strict=bool(plain))
+    ]
+    same = sum(_common(*pair) for pair in pairs)
+    ours, theirs = (likelihood(session.target, some) for some in (run.drafted.responses, plain))
+    return {
+        "rule": session.settings.rule,
+        "tokens": ours.tokens,
+        "first_choice": _share(ours.first_choices, ours.tokens),
+        "mean_log_likelihood": _share(ours.log_likelihood, ours.tokens),
+        "greedy_mean_log_likelihood": _share(theirs.log_likelihood, theirs.tokens),
+        "compared_to_greedy": len(pairs),
+        "identical_to_greedy": sum(mine == other for mine, other in pairs),
+        "same_as_greedy_until": _share(same, sum(len(other) for _, other in pairs)),
+    }
+
+
+def _common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Tokens before the first difference."""
+    pairs = zip(some, others, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(some), len(others)))
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _warnings(session: Session, overall: Metrics) -> Iterable[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.prompts import DEFAULT_TASK
 
+if TYPE_CHECKING:
+    from headsmith.inference.accept import Rule
+
 DRAFTERS = ("head", "none")
-RULES = ("greedy",)
+RULES = ("greedy", "sample", "typical")
 DIAGNOSES = ("drift",)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -22,6 +27,7 @@ class EvalSettings:
     `target` None: the one that the head's headsmith.json names. `prompts` as in `load_prompts`,
     `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn,
     `context` lengths that the prompts are brought to, `diagnose_depth` of the chains of `diagnose`.
+    `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`.
     """
 
     target: str | None = None
@@ -31,6 +37,9 @@ class EvalSettings:
     draft: str = "chain:4"
     drafter: str = "head"
     rule: str = "greedy"
+    temperature: float | None = None
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
     max_new_tokens: int = 128
     batch: tuple[int, ...] = (1,)
     dtype: str = "float32"
@@ -52,6 +61,7 @@ class EvalSettings:
         _one_of("drafter", self.drafter, DRAFTERS)
         _one_of("rule", self.rule, RULES)
         _one_of("dtype", self.dtype, DTYPE_NAMES)
+        self._check_rule()
         if not self.batch or len(set(self.batch)) != len(self.batch):
             raise HeadsmithError(f"batch is {self.batch}; name each batch size once, such as 1,4,8")
         counts = [("batch", size) for size in self.batch]
@@ -79,6 +89,43 @@ class EvalSettings:
             raise HeadsmithError(
                 "without a head there is nothing that names the target; add --target"
             )
+
+    def _check_rule(self) -> None:
+        given, name = self.temperature, self.rule
+        if given is not None and not 0 <= given < math.inf:
+            raise HeadsmithError(f"temperature is {given}; it must be 0 or more")
+        if name == "greedy" and given:
+            raise HeadsmithError(
+                f"rule greedy has no temperature, but {given} was asked for; add --rule sample"
+            )
+        bars = {"threshold": self.posterior_threshold, "alpha": self.posterior_alpha}
+        for key, value in bars.items():
+            if value is None:
+                continue
+            if name != "typical":
+                raise HeadsmithError(
+                    f"posterior-{key} means nothing for rule {name}; add --rule typical"
+                )
+            if not 0 < value <= 1:
+                raise HeadsmithError(f"posterior-{key} is {value}; it must be above 0, at most 1")
+        if name == "typical" and self.drafter != "head":
+            raise HeadsmithError("rule typical judges the drafts of a head; add --head DIR")
+
+    def make_rule(self) -> Rule:
+        """The rule that accepts drafts and chooses tokens."""
+        from headsmith.inference.accept import POSTERIOR_THRESHOLD, make_rule
+
+        threshold = self.posterior_threshold or POSTERIOR_THRESHOLD
+        alpha = self.posterior_alpha
+        temperature = self.used_temperature
+        return make_rule(self.rule, temperature, seed=self.seed, threshold=threshold, alpha=alpha)
+
+    @property
+    def used_temperature(self) -> float:
+        """What a temperature that was not given means."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.rule == "greedy" else 1.0
 
     def _check_head(self) -> None:
         if not self.head:

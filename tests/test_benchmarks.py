@@ -12,8 +12,14 @@ import torch
 from click.testing import CliRunner
 
 from headsmith.cli import run
+from headsmith.inference.calibrate import calibrate
+from headsmith.inference.records import Request
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.medusa import MedusaHead
+from headsmith.models.medusa_files import write_calibration
 from headsmith.models.target import Target
+
+PATHS = {"eagle3": "old", "eagle3.1": "new", "medusa": "medusa"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,7 @@ def heads(root: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def arguments(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two heads, prompts, and options for a quick run."""
+    """A head of each kind, prompts, and options for a quick run."""
     folder = tmp_path_factory.mktemp("heads")
     target = Target.load(tiny_target_dir)
     ids = torch.arange(target.vocab_size)
@@ -36,7 +42,11 @@ def arguments(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     Eagle3Head.for_target(target, ids, fc_norm=True, norm_output=True).save(folder / "new")
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("red", "tea", "a")))
-    found = [f"eagle3={folder / 'old'}", f"eagle3.1={folder / 'new'}"]
+    medusa = MedusaHead.for_target(target, num_heads=5)
+    medusa.save(folder / "medusa")
+    tree = calibrate(medusa, target, [Request("0", "task", [3, 5])], nodes=6)
+    write_calibration(folder / "medusa", tree)
+    found = [f"{name}={folder / path}" for name, path in PATHS.items()]
     found += [f"--target={tiny_target_dir}", f"--prompts={prompts}", "--context=210,300"]
     return [*found, "--max-new-tokens=6", "--device=cpu"]
 
@@ -54,13 +64,14 @@ def test_heads_are_compared_in_one_table(
         (context, draft, head)
         for context in (210, 300)
         for draft in ("chain:5", "tree:24,4,5")
-        for head in ("eagle3", "eagle3.1")
+        for head in PATHS
     ]
     for row in rows:
         assert row["metrics"]["requests"] == row["same_as_plain"] == 3
         # A tree spends its nodes on width where depth is unlikely.
         depth = len(row["metrics"]["per_position"])
-        assert depth == 5 if row["draft"] == "chain:5" else 1 < depth <= 5
+        assert depth == 5 if row["draft"] == "chain:5" else 1 <= depth <= 5
+        assert row["metrics"]["nodes_per_token"] > 1
         assert row["speed"]["speedup"] > 0
         equality = row["equality"]
         assert equality["exact"] == equality["checked"] == row["metrics"]["tokens"] > 0

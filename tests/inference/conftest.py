@@ -221,11 +221,21 @@ class RandomTrees(Knowing):
 
 
 @pytest.fixture(scope="session")
-def knowing(requests: list[Request], answers: dict[str, list[int]]) -> SimpleNamespace:
-    """knowing.Perfect(shape), .Adversarial(shape), .Scripted(shape), .RandomTrees(shape, seed)."""
+def knows(requests: list[Request]) -> Callable[[dict[str, list[int]]], SimpleNamespace]:
+    """knows(answers by request id): .Perfect(shape), .Adversarial(shape), .Scripted(shape),
+    .RandomTrees(shape, seed).
+    """
 
-    def make(kind: type[Knowing]) -> Callable[..., Knowing]:
+    def make(kind: type[Knowing], answers: dict[str, list[int]]) -> Callable[..., Knowing]:
         return lambda shape, *rest: kind(requests, answers, shape, VOCAB, *rest)
 
     kinds = (Perfect, Adversarial, Scripted, RandomTrees)
-    return SimpleNamespace(**{kind.__name__: make(kind) for kind in kinds})
+    return lambda answers: SimpleNamespace(**{k.__name__: make(k, answers) for k in kinds})
+
+
+@pytest.fixture(scope="session")
+def knowing(
+    knows: Callable[[dict[str, list[int]]], SimpleNamespace], answers: dict[str, list[int]]
+) -> SimpleNamespace:
+    """Drafters that know the target's greedy answers."""
+    return knows(answers)

@@ -41,7 +41,7 @@ def result(accepted: list[int], *, drafter: str = "head", **speed: Any) -> dict[
         "target": {"path": "smollm2-135m-instruct", "dtype": "float32"},
         "device": {"name": "A CPU of eight cores"},
         "head": head,
-        "setup": {"drafter": drafter, "draft": "chain:4"},
+        "setup": {"drafter": drafter, "draft": "chain:4", "rule": "greedy", "lossless": True},
         "tasks": by_task(steps),
         "overall": summarise(steps),
         "speed": [row | speed],
@@ -53,6 +53,7 @@ def result(accepted: list[int], *, drafter: str = "head", **speed: Any) -> dict[
             "compared_to_baseline": 4,
             "identical_to_baseline": 3,
         },
+        "lossy": None,
         "equivalents": equivalents(steps),
         "warnings": ["something to know"],
     }

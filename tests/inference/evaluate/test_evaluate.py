@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import LlamaForCausalLM
 
 from headsmith.inference.evaluate import EvalSettings, evaluate, quick_tau, raise_if_unequal
 from headsmith.inference.metrics import summarise
 from headsmith.inference.records import Request, Steps
+from headsmith.inference.report import print_report
 from headsmith.inference.result import is_degenerate
 from headsmith.inference.tree import Chain
 from headsmith.models.eagle3 import Eagle3Head
@@ -104,6 +106,7 @@ def test_result_has_the_schema_and_the_files_agree(measured: Measured) -> None:
         "overall",
         "speed",
         "equality",
+        "lossy",
         "equivalents",
         "warnings",
     ]
@@ -153,6 +156,7 @@ def test_target_and_head_are_described(
     assert head["draft_vocab"] == model.config.vocab_size
     assert len(head["sha256"]) == 64 and head["parameters"] > 0
     assert result["setup"]["template_sha256"] and result["setup"]["temperature"] == 0.0
+    assert result["setup"]["lossless"] and result["lossy"] is None
     assert result["device"]["threads"] >= 1 and result["versions"]["torch"] == torch.__version__
 
 
@@ -207,6 +211,40 @@ def test_a_tree_drafts_and_keeps_the_text(measured: Measured, settings: EvalSett
     equality = result["equality"]
     assert equality["fails"] == 0
     assert equality["identical_to_baseline"] == equality["compared_to_baseline"] == 3
+
+
+def test_sampling_is_lossless_and_repeats(settings: EvalSettings, tmp_path: Path) -> None:
+    sampling = replace(settings, rule="sample", temperature=0.7, seed=3, batch=(1, 2))
+    result = evaluate(replace(sampling, out=str(tmp_path / "a")))
+    equality = result["equality"]
+    assert equality["fails"] == 0 and equality["exact"] == equality["checked"] > 0
+    assert equality["identical_to_baseline"] == equality["compared_to_baseline"] == 8
+    assert result["lossy"] is None and result["setup"]["lossless"]
+    evaluate(replace(sampling, out=str(tmp_path / "b"), draft="tree:6,2,2", batch=(1,)))
+    evaluate(replace(sampling, out=str(tmp_path / "c"), seed=4, batch=(1,)))
+    written = [lines(tmp_path / run / "responses.jsonl") for run in "abc"]
+    a, b, c = ([one["output_ids"] for one in answers] for answers in written)
+    assert a == b != c
+
+
+def test_typical_acceptance_says_what_it_costs(
+    settings: EvalSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lax = replace(settings, rule="typical", temperature=1.5, posterior_threshold=0.001)
+    result = evaluate(lax)
+    raise_if_unequal(result)
+    lossy = result["lossy"]
+    assert result["equality"] is None and not result["setup"]["lossless"]
+    assert lossy["tokens"] == result["overall"]["tokens"] and lossy["compared_to_greedy"] == 4
+    assert lossy["first_choice"] < 1 and lossy["same_as_greedy_until"] < 1
+    assert lossy["mean_log_likelihood"] < lossy["greedy_mean_log_likelihood"]
+    assert result["overall"]["tau"] > evaluate(settings)["overall"]["tau"]
+    print_report(result, Console(width=200))
+    said = capsys.readouterr().out
+    assert "LOSSY (typical)" in said and "typical at temperature 1.5, lossy" in said
+    assert "equality" not in said
+    alone = evaluate(replace(lax, baseline=False))["lossy"]
+    assert alone["compared_to_greedy"] == 0 and alone["same_as_greedy_until"] is None
 
 
 def test_later_turn_that_no_longer_fits_is_left_out_with_a_warning(

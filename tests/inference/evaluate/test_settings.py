@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,15 @@ def test_the_command_line_and_the_settings_have_the_same_defaults() -> None:
         ({"draft": "chain:0"}, "depth is 0"),
         ({"draft": "bush:3"}, "neither chain:DEPTH nor tree"),
         ({"drafter": "ngram"}, "drafter is 'ngram'; it can be head, none"),
-        ({"rule": "typical"}, "rule is 'typical'"),
+        ({"rule": "ratio"}, "rule is 'ratio'; it can be greedy, sample, typical"),
+        ({"temperature": 0.7}, "rule greedy has no temperature, but 0.7 was asked for"),
+        ({"rule": "sample", "temperature": -1}, "temperature is -1"),
+        ({"rule": "sample", "temperature": math.nan}, "temperature is nan"),
+        ({"rule": "sample", "posterior_alpha": 0.3}, "posterior-alpha means nothing for rule sam"),
+        ({"posterior_threshold": 0.3}, "posterior-threshold means nothing for rule greedy"),
+        ({"rule": "typical", "posterior_threshold": 0.0}, "posterior-threshold is 0.0"),
+        ({"rule": "typical", "posterior_alpha": 1.5}, "posterior-alpha is 1.5"),
+        ({"rule": "typical", "drafter": "none", "head": None}, "typical judges the drafts of a h"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"batch": ()}, "name each batch size once"),
         ({"batch": (1, 1)}, "name each batch size once"),
