@@ -61,10 +61,12 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     requests = validation_requests(recipe.validation, target, corpus)
 
     inputs = {"target": target.fingerprint(), "data": corpus.prepared.fingerprint}
+    first = accelerator.is_main_process
     with accelerator.main_process_first():
-        first = accelerator.is_main_process
         run = open_run(recipe, inputs, resume, overwrite) if first else join_run(recipe, inputs)
     found = run.load()
+    if first:
+        run.rewind(found[1]["step"] if found else 0)
 
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
     head.to(accelerator.device)
@@ -80,8 +82,6 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     if found:
         trainer.restore(found[1])
         say(f"continuing the run in {run.folder} after step {trainer.step}")
-    if accelerator.is_main_process:
-        run.rewind(trainer.step)
     trackers.start_tracker(accelerator, recipe)
     trainer.loop()
     accelerator.end_training()

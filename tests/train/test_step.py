@@ -179,6 +179,8 @@ def test_weight_decay_is_for_matrices_and_groups_may_scale_the_rate() -> None:
 
 def test_what_reads_raw_taps_moves_in_proportion_to_its_size(target: Target) -> None:
     head = Eagle3Head.for_target(target, torch.arange(50))
+    with torch.no_grad():
+        head.fc.weight.mul_(0.5)  # a fresh one has nearly the full size, which is the most
     (before,) = build_optimisers(head, recipe().train)
     assert before.param_groups[-1]["params"] == [head.fc.weight]
     with torch.no_grad():
