@@ -197,10 +197,11 @@ def main(
     loaded = {name: load_matching_head(one, target) for name, one in settings.items()}
     warnings += [warning for _, more in loaded.values() for warning in more]
     sessions = {
-        (name, draft): Session(replace(one, draft=draft_of(head, draft)), target, head, [], builder)
+        (name, draft): Session(
+            replace(settings[name], draft=draft_of(head, draft)), target, head, [], builder
+        )
         for draft in drafts
-        for name, one in settings.items()
-        for head in [loaded[name][0]]
+        for name, (head, _) in loaded.items()
     }
     rows, judge = [], Judge(target)
     for tokens in lengths:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headsmith.inference.tree import Tree
 
-# The authors' defaults; see `Typical`.
+# The authors' default; see `Typical`.
 POSTERIOR_THRESHOLD = 0.09
 
 
@@ -110,6 +110,11 @@ class Typical:
     alpha: float | None = None
     lossless: ClassVar[bool] = False
 
+    @property
+    def relaxation(self) -> float:
+        """The alpha in use."""
+        return math.sqrt(self.threshold) if self.alpha is None else self.alpha
+
     def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
         return logits
 
@@ -119,8 +124,7 @@ class Typical:
         log_p = (logits.float() / self.temperature).log_softmax(-1)
         p = log_p.exp()
         entropy = -(p * (p + 1e-5).log()).sum(-1)
-        alpha = math.sqrt(self.threshold) if self.alpha is None else self.alpha
-        bars = (alpha * (-entropy).exp()).clamp(max=self.threshold).tolist()
+        bars = (self.relaxation * (-entropy).exp()).clamp(max=self.threshold).tolist()
         tokens = torch.tensor(tree.tokens[1:], device=logits.device)
         parents = torch.tensor(tree.parents[1:], device=logits.device)
         drafted = log_p[parents, tokens].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from typing import Any
 
 from headsmith.files import atomic_files, write_json, write_text
 from headsmith.inference import environment
+from headsmith.inference.accept import Rule, Typical
 from headsmith.inference.diagnose_report import write_diagnosis
 from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import Metrics, by_task, equivalents, summarise
@@ -30,7 +32,7 @@ def build_result(session: Session) -> dict[str, Any]:
     settings = session.settings
     drafted = session.runs[0].drafted.responses
     overall = summarise(drafted, seed=settings.seed)
-    lossless = settings.make_rule().lossless
+    rule = settings.make_rule()
     result = {
         "schema": SCHEMA,
         "command": settings.command,
@@ -39,12 +41,12 @@ def build_result(session: Session) -> dict[str, Any]:
         "device": environment.device_info(session.target.device),
         "target": _describe_target(session),
         "head": _describe_head(session),
-        "setup": _describe_setup(session),
+        "setup": _describe_setup(session, rule),
         "tasks": by_task(drafted, seed=settings.seed),
         "overall": overall,
         "speed": [_speed(session, run) for run in session.runs],
-        "equality": _equality(session) if lossless else None,
-        "lossy": None if lossless else _lossy(session),
+        "equality": _equality(session, rule) if rule.lossless else None,
+        "lossy": None if rule.lossless else _lossy(session),
         "equivalents": equivalents(drafted),
     }
     return result | {"warnings": list(_warnings(session, overall))}
@@ -114,16 +116,16 @@ def _describe_head(session: Session) -> dict[str, Any] | None:
     }
 
 
-def _describe_setup(session: Session) -> dict[str, Any]:
+def _describe_setup(session: Session, rule: Rule) -> dict[str, Any]:
     settings = session.settings
     return {
         "drafter": settings.drafter,
         "rule": settings.rule,
         "draft": settings.draft if settings.drafter == "head" else None,
-        "lossless": settings.make_rule().lossless,
+        "lossless": rule.lossless,
         "temperature": settings.used_temperature,
-        "posterior_threshold": settings.posterior_threshold,
-        "posterior_alpha": settings.posterior_alpha,
+        "posterior_threshold": rule.threshold if isinstance(rule, Typical) else None,
+        "posterior_alpha": rule.relaxation if isinstance(rule, Typical) else None,
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "batch": list(settings.batch),
@@ -149,7 +151,7 @@ def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
     )
 
 
-def _equality(session: Session) -> dict[str, Any]:
+def _equality(session: Session, rule: Rule) -> dict[str, Any]:
     """The margin check over every distinct output, and how many equal the baseline's."""
     from headsmith.inference.equality import check_equality
 
@@ -164,7 +166,6 @@ def _equality(session: Session) -> dict[str, Any]:
         if run.baseline is not None
         for mine, plain in zip(run.drafted.responses, run.baseline.responses, strict=True)
     ]
-    rule = session.settings.make_rule()
     return asdict(check_equality(session.target, list(distinct.values()), rule=rule)) | {
         "compared_to_baseline": len(compared),
         "identical_to_baseline": sum(mine == plain for mine, plain in compared),
@@ -183,7 +184,7 @@ def _lossy(session: Session) -> dict[str, Any]:
         (mine.output_ids, other.output_ids)
         for mine, other in zip(run.drafted.responses, plain, strict=bool(plain))
     ]
-    same = sum(_common(*pair) for pair in pairs)
+    same = sum(len(os.path.commonprefix(pair)) for pair in pairs)
     ours, theirs = (likelihood(session.target, some) for some in (run.drafted.responses, plain))
     return {
         "rule": session.settings.rule,
@@ -195,12 +196,6 @@ def _lossy(session: Session) -> dict[str, Any]:
         "identical_to_greedy": sum(mine == other for mine, other in pairs),
         "same_as_greedy_until": _share(same, sum(len(other) for _, other in pairs)),
     }
-
-
-def _common(some: Sequence[int], others: Sequence[int]) -> int:
-    """Tokens before the first difference."""
-    pairs = zip(some, others, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(some), len(others)))
 
 
 def _share(part: float, whole: int) -> float | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import TypeGuard
 
 from accelerate import Accelerator
 
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_fit import LinearFit, inputs_of_fit
 from headsmith.models.eagle3_init import balance_taps
+from headsmith.models.heads import Head
 from headsmith.train.batches import Batches, share
 from headsmith.train.features import Features
 from headsmith.train.progress import Report
@@ -22,17 +24,17 @@ ROWS_PER_INPUT = 10
 def begin(
     section: HeadSection, features: Features, accelerator: Accelerator, say: Callable[[str], None]
 ) -> None:
-    """Balance the taps of the fresh head in `features`, and fit it where the recipe says so.
+    """Balance the taps of a fresh head in `features`, and fit it where the recipe says so.
 
-    Ranks share the fit's rows and come to the same head. Medusa heads begin as the target and are
-    left as they are.
+    Ranks share the fit's rows and come to the same head. Medusa heads begin as the target, and
+    heads that the recipe starts from have begun: both are left as they are.
     """
     head, batches = features.head, features.batches
-    if not isinstance(head, Eagle3Head):
+    if section.init_from is not None or not isinstance(head, Eagle3Head):
         return
     first = features.row(int(batches.order(0)[0]))
     sizes = balance_taps(head, first.taps)
-    if section.init != "linear":
+    if not is_fitted(head, section):
         return
     rows = fitted_rows(section, head, batches)
     found = int(batches.counts[rows, 0].sum())
@@ -49,6 +51,12 @@ def begin(
     for total in fit.moments.tensors:
         total.copy_(accelerator.reduce(total, "sum"))
     fit.apply()
+
+
+def is_fitted(head: Head, section: HeadSection) -> TypeGuard[Eagle3Head]:
+    """Whether a run of this recipe fits its head."""
+    fresh = section.init_from is None and section.init == "linear"
+    return fresh and isinstance(head, Eagle3Head)
 
 
 def fitted_rows(section: HeadSection, head: Eagle3Head, batches: Batches) -> list[int]:

@@ -4,8 +4,7 @@
     headsmith train quickstart/eagle3 train.epochs=2                          this process alone
 
 `train` reads in the order of the recipe: target, data, vocabulary, head, its beginning, optimiser,
-loop, finish.
-What one optimiser step does is in `headsmith.train.step`.
+loop, finish. What one optimiser step does is in `headsmith.train.step`.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head.to(accelerator.device)
     batches = corpus.batches
     features = Features(target, head, batches, keeps_features(recipe, target, head, batches))
-    if not found and recipe.head.init_from is None:
+    if not found:
         begin(recipe.head, features, accelerator, say)
     optimisers = build_optimisers(head, recipe.train)
     unroll = Unroll(head, target, recipe.train, loss_settings(recipe))

@@ -20,7 +20,7 @@ from headsmith.models.heads import Head, read_head
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.medusa_files import MedusaConfig
 from headsmith.models.target import Target
-from headsmith.train.begin import fitted_rows
+from headsmith.train.begin import fitted_rows, is_fitted
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
 from headsmith.train.medusa import CHUNK
@@ -107,8 +107,8 @@ def make_plan(recipe: Recipe) -> Plan:
     head = _empty_head(recipe, sketch)
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
     work = work_of(recipe, corpus)
-    reads_twice = recipe.data.keep_features == "none" and _fit(recipe, head) > 0
-    if work and corpus and reads_twice and isinstance(head, Eagle3Head):
+    reads_twice = recipe.data.keep_features == "none"
+    if work and corpus and reads_twice and is_fitted(head, recipe.head):
         fitted = fitted_rows(recipe.head, head, corpus.batches)
         work = replace(work, read=work.read + sum(corpus.batches.tokens[row] for row in fitted))
     width, drafts = sketch.hidden_size, head.config.draft_vocab_size
@@ -164,10 +164,7 @@ def estimate_memory(
 
 def _fit(recipe: Recipe, head: Head) -> int:
     """Bytes of the second moments in float64 and of their factors, 0 where nothing is fitted."""
-    section = recipe.head
-    if isinstance(head, MedusaHead) or section.init_from or section.init != "linear":
-        return 0
-    return 2 * 8 * inputs_of_fit(head.config) ** 2
+    return 2 * 8 * inputs_of_fit(head.config) ** 2 if is_fitted(head, recipe.head) else 0
 
 
 def peak(memory: dict[str, int]) -> int:

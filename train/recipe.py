@@ -45,8 +45,8 @@ class HeadSection(HeadSizes, Section):
     `kind` sets its flags (`KINDS`): eagle3.1 is eagle3 with fc_norm and norm_output. A fresh EAGLE
     head begins as the best linear guess of `fit_rows` loss rows (null: ten for each input of the
     fit), or only with its matrices in balance (headsmith/train/begin.py). The keys from `num_heads`
-    on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x kl. What does
-    not apply to the kind is refused (headsmith/train/applies.py).
+    on are for Medusa heads; `loss: mix` is ce_weight x ce + the rest x kl. What does not apply to
+    the kind is refused (headsmith/train/applies.py).
     """
 
     kind: Literal["eagle3", "eagle3.1", "medusa"] = "eagle3"

@@ -4,12 +4,10 @@ it often keeps its text with every kind of head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from headsmith.inference.calibrate import calibrate
 from headsmith.inference.engine import Decoder
@@ -26,20 +24,12 @@ N = 20
 
 
 @pytest.fixture(scope="module")
-def zero_target(tiny_tokenizer: Any, make_llama: Callable[..., LlamaForCausalLM]) -> Target:
-    """Random, with a row of lm_head for id 0 that wins about every third time."""
-    model = make_llama(
-        seed=4,
-        num_hidden_layers=4,
-        vocab_size=96,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    ).double()
+def zero_target(small_target: Target) -> Target:
+    """The small target with a row of lm_head for id 0 that often wins."""
+    model = copy.deepcopy(small_target.model)
     with torch.no_grad():
-        model.lm_head.weight[0] *= 3
-    return Target(model, tiny_tokenizer, "zero")
+        model.get_output_embeddings().weight[0] *= 3
+    return Target(model, small_target.tokenizer, "zero")
 
 
 @pytest.fixture(scope="module")

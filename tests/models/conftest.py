@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from headsmith.models.target import Target
@@ -173,3 +174,16 @@ def make_model() -> Callable[..., PreTrainedModel]:
 def make_config() -> Callable[..., PretrainedConfig]:
     """make_config(family, **changes)."""
     return tiny_config
+
+
+@pytest.fixture(scope="session")
+def target(tiny_target_dir: Path) -> Target:
+    """The target that heads are made for."""
+    return Target.load(tiny_target_dir)
+
+
+@pytest.fixture(scope="session")
+def draft_ids() -> Tensor:
+    """48 of the target's 300 ids."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randperm(300, generator=generator)[:48].sort().values

@@ -17,11 +17,6 @@ from headsmith.models.provenance import check_pair, read_provenance, target_info
 from headsmith.models.target import Target
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target_dir: Path) -> Target:
-    return Target.load(tiny_target_dir)
-
-
 @pytest.fixture
 def head(target: Target, tmp_path: Path) -> Path:
     folder = tmp_path / "head"

@@ -46,18 +46,6 @@ class HeadFolder:
         return Eagle3Head.load(self.path, num_target_layers=8, **arguments)
 
 
-@pytest.fixture(scope="session")
-def target(tiny_target_dir: Path) -> Target:
-    return Target.load(tiny_target_dir)
-
-
-@pytest.fixture(scope="session")
-def draft_ids() -> Tensor:
-    """48 of the target's 300 ids."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randperm(300, generator=generator)[:48].sort().values
-
-
 @pytest.fixture
 def saved(target: Target, draft_ids: Tensor, tmp_path: Path) -> HeadFolder:
     """An EAGLE-3.1 head."""

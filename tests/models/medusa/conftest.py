@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,18 +12,7 @@ from headsmith.models.medusa import MedusaHead
 from headsmith.models.medusa_files import LmHead
 from headsmith.models.target import Target
 
-V, VD, K, L = 300, 48, 3, 2
-
-
-@pytest.fixture(scope="session")
-def target(tiny_target_dir: Path) -> Target:
-    return Target.load(tiny_target_dir)
-
-
-@pytest.fixture(scope="session")
-def draft_ids() -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randperm(V, generator=generator)[:VD].sort().values
+K, L = 3, 2
 
 
 @pytest.fixture
