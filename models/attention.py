@@ -11,7 +11,7 @@ heads, d head size.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from headsmith.errors import HeadsmithError
-from headsmith.models.spans import KeyValueStore, Span, Stack, visible
+from headsmith.models.spans import KeyValueStore, Masks, Span, Stack
 
 NAME = "headsmith"
 
@@ -39,34 +39,30 @@ def ragged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    stacks: dict[int | None, Stack] | None = None,
+    masks: Masks | None = None,
 ) -> Tensor:
     """Attend within each span and its cached prefix.
 
     query [h, T, d], key [g, T, d], value [g, T, d_v], of one dtype; h is a multiple of g. With
     `last_only` the query holds one row a span, [h, spans, d]: that of its last token. `window` is
     the number of latest positions a token sees (itself included), `softcap` the tanh cap of the
-    scores, `sinks` [h] the learned scores of gpt-oss. Returns [h, T, d_v], or [h, spans, d_v].
+    scores, `sinks` [h] the learned scores of gpt-oss. `masks` are those of these spans, shared by
+    the layers of a pass. Returns [h, T, d_v], or [h, spans, d_v].
     """
-    plain = softcap is None and sinks is None and not last_only
-    if plain and cache is not None and _stackable(spans):
-        stacks = {} if stacks is None else stacks
-        if window not in stacks:
-            stacks[window] = Stack.of(spans, window, query.device)
-        return _attend_stacked(query, key, value, stacks[window], layer, cache, scale)
+    masks = Masks(spans, query.device) if masks is None else masks
+    groups = query.shape[0] // key.shape[0]
+    plain = softcap is None and sinks is None
+    if plain and not last_only and cache is not None and _stackable(spans):
+        return _attend_stacked(query, key, value, masks.stack(window, groups), layer, cache, scale)
     outputs, begin = [], 0
     for index, span in enumerate(spans):
         end = begin + span.length
         keys, values = key[:, begin:end], value[:, begin:end]
         if cache is not None:
             keys, values = cache.extend(layer, span, keys, values)
-        mask = visible(span, keys.shape[1], window, query.device)
-        if last_only:
-            rows = query[:, index : index + 1]
-            mask = None if mask is None else mask[-1:]
-        else:
-            rows = query[:, begin:end]
-        if softcap is None and sinks is None:
+        rows = query[:, index : index + 1] if last_only else query[:, begin:end]
+        mask = masks.of(index, keys.shape[1], window, groups if plain else 1, last_only)
+        if plain:
             outputs.append(_attend(rows, keys, values, mask, scale))
         else:
             outputs.append(_explicit(rows, keys, values, mask, scale, softcap, sinks))
@@ -96,16 +92,15 @@ def _attend_stacked(
     heads, total, d = query.shape
     batch, n = stack.rows.shape
     keys, values = cache.extend_all(layer, stack, key, value)
-    groups, shared = heads // key.shape[0], key.shape[0]
-    packed = query.view(heads, batch, n, d).transpose(0, 1).reshape(batch, shared, groups * n, d)
-    rows = stack.mask.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(packed, keys, values, attn_mask=rows, scale=scale)
+    packed = query.view(heads, batch, n, d).transpose(0, 1).reshape(batch, len(key), -1, d)
+    out = F.scaled_dot_product_attention(packed, keys, values, attn_mask=stack.mask, scale=scale)
     return out.reshape(batch, heads, n, -1).transpose(0, 1).reshape(heads, total, -1)
 
 
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
+    """One span; the mask has the rows of every head of a group."""
     heads, n, _ = query.shape
     groups = heads // keys.shape[0]
     if mask is None and n > 1:
@@ -119,9 +114,8 @@ def _attend(
         )[0]
     # The query heads of a group stand as further rows of its one key/value head: no key is copied.
     packed = query.reshape(keys.shape[0], groups * n, -1)
-    rows = None if mask is None else mask.repeat(groups, 1)[None, None]
     out = F.scaled_dot_product_attention(
-        packed[None], keys[None], values[None], attn_mask=rows, scale=scale
+        packed[None], keys[None], values[None], attn_mask=mask, scale=scale
     )
     return out[0].reshape(heads, n, -1)
 
@@ -160,7 +154,7 @@ def _explicit(
 class _Pass:
     spans: Sequence[Span]
     cache: KeyValueStore | None
-    stacks: dict[int | None, Stack] = field(default_factory=dict)
+    masks: Masks | None = None
 
 
 # The pass that the target is running: transformers' models do not all hand keyword arguments down
@@ -197,6 +191,8 @@ def _interface(
     """transformers' attention interface: query [1, h, T, d] -> ([1, T, h, d_v], None)."""
     assert query.shape[0] == 1, "requests stand in one flat row"
     running = _current or _Pass([Span(query.shape[2])], None)
+    # Made here, since before the first layer nobody knows the device that the masks are read on.
+    running.masks = running.masks or Masks(running.spans, query.device)
     out = ragged_attention(
         query[0],
         key[0],
@@ -208,6 +204,7 @@ def _interface(
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        masks=running.masks,
     )
     return out.transpose(0, 1)[None], None
 

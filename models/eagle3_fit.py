@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headsmith.models.eagle3_copy import Copying, Statistics
+from headsmith.models.eagle3_init import write_values
+
 if TYPE_CHECKING:
     from headsmith.models.eagle3 import Eagle3Head
     from headsmith.models.eagle3_config import Eagle3Config
@@ -38,31 +41,34 @@ def inputs_of_fit(config: Eagle3Config) -> int:
 class Moments:
     """Sums over rows of products of the fit's inputs x and of what they must give, y: float64.
 
-    inputs [p, p] of x x', cross [p, H] of x y', squares [H] of y squared, count [1] of rows. They
-    add up over packed rows and over ranks.
+    inputs [p, p] of x x', cross [p, H] of x y', own [m H_t, H] of the taps in x and the embedding
+    of their own token, squares [H] of y squared, count [1] of rows. They add up over packed rows
+    and over ranks.
     """
 
     inputs: Tensor
     cross: Tensor
+    own: Tensor
     squares: Tensor
     count: Tensor
 
     @classmethod
     def zeros(cls, head: Eagle3Head, device: torch.device) -> Moments:
         p, width = inputs_of_fit(head.config), head.config.hidden_size
-        shapes = ((p, p), (p, width), (width,), (1,))
+        shapes = ((p, p), (p, width), (p - width, width), (width,), (1,))
         return cls(*(torch.zeros(s, dtype=torch.float64, device=device) for s in shapes))
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Rows x [n, p] and y [n, H]."""
+    def add(self, x: Tensor, y: Tensor, own: Tensor) -> None:
+        """Rows x [n, p], y [n, H] and own [n, H]."""
         self.inputs += x.T @ x
         self.cross += x.T @ y
+        self.own += x[:, : len(self.own)].T @ own
         self.squares += y.square().sum(0)
         self.count += len(x)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.inputs, self.cross, self.squares, self.count
+        return self.inputs, self.cross, self.own, self.squares, self.count
 
 
 class LinearFit:
@@ -77,56 +83,77 @@ class LinearFit:
         self.narrowing = _narrowing(head, target)
 
     @torch.no_grad()
-    def add(self, taps: Tensor, ids: Tensor, last: Tensor) -> None:
-        """Rows of the target: taps [n, m, H_t] of token i, id [n] and last state [n, H_t] of token
-        i+1.
+    def add(self, taps: Tensor, own: Tensor, ids: Tensor, last: Tensor) -> None:
+        """Rows of the target: taps [n, m, H_t] and id [n] of token i, id [n] and last state
+        [n, H_t] of token i+1.
         """
         head = self.head
         read = head.read(taps.to(head.fc.weight)) / self.sizes[:, None]
         quiet = (read.square().mean(-1).sqrt() < LOUD).all(1)
-        embeds = head.embed(self.target, ids).to(read)
-        x = torch.cat([read.flatten(1), head.midlayer.input_layernorm(embeds)], 1)
+        x = torch.cat([read.flatten(1), self._embeds(ids).to(read)], 1)
         y = last.to(x) if self.narrowing is None else last.to(x) @ self.narrowing.T
-        self.moments.add(x[quiet], y[quiet])
+        self.moments.add(x[quiet], y[quiet], self._embeds(own[quiet]).to(x))
+
+    def _embeds(self, ids: Tensor) -> Tensor:
+        """Embeddings as the layer reads them, [n, H]."""
+        embeds = self.head.embed(self.target, ids)
+        return self.head.midlayer.input_layernorm(embeds.to(self.head.fc.weight))
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Write the least-squares solution into the head's weights."""
+        """Write the least-squares solution into the head's weights, and what copies
+        (models/eagle3_copy.py). The moments are spent.
+        """
         head, moments = self.head, self.moments
         count = moments.count.clamp(min=1)
         solution = _solve(moments, self.head.config.target_width)
         # The head's final norm takes a state of RMS 1; its weight gives each channel its size back,
         # and all of them the confidence of the guess.
-        channels = (moments.squares / count).sqrt().clamp(min=1e-6)
+        channels = self._channels().clamp(min=1e-6)
         solution = solution / channels
         guessed = (moments.inputs @ solution * solution).sum() / count / len(channels)
         head.norm.weight.copy_(channels * guessed.clamp(min=0).sqrt().clamp(min=1e-3))
         of_taps, of_embedding = solution.split([head.fc.in_features, head.config.hidden_size])
         per_column = self.sizes.double().repeat_interleave(head.config.target_width)
         head.fc.weight.copy_((of_taps / per_column[:, None]).T)
-        start = head.fc.in_features
-        self._through_attention(of_embedding, moments.inputs[start:, start:] / count)
         head.midlayer.mlp.down_proj.weight.zero_()
+        known = self._statistics()
+        copying = Copying.of(head, known)
+        groups = head.config.num_kv_heads - (copying is not None)
+        self._through_attention(of_embedding, known.embeddings, groups)
+        if copying is not None:
+            copying.write(head, known, per_column)
 
-    def _through_attention(self, part: Tensor, spread: Tensor) -> None:
-        """Values and outputs that add embedding @ part, `part` [H, H], of the rank that the values
-        have room for: the directions of the result that vary most; spread [H, H] are the
-        embeddings' second moments.
+    def _channels(self) -> Tensor:
+        """Sizes of the channels of what must be guessed, [H]: those that the target's own norm
+        gives them, or as they were seen.
         """
-        attention, config = self.head.midlayer.self_attn, self.head.config
-        width, d, groups = config.hidden_size, config.head_dim, config.num_kv_heads
-        rank = min(groups * d, width)
+        own = self.target.last_norm() if self.narrowing is None else None
+        if own is not None:
+            return own.to(self.moments.squares).abs()
+        return (self.moments.squares / self.moments.count.clamp(min=1)).sqrt()
+
+    def _statistics(self) -> Statistics:
+        moments, start = self.moments, self.head.fc.in_features
+        count = moments.count.clamp(min=1)
+        # In place: at size there is no room for a second matrix.
+        moments.inputs /= count
+        return Statistics(
+            taps=moments.inputs[:start, :start],
+            own=moments.own / count,
+            embeddings=moments.inputs[start:, start:],
+            drafts=self._embeds(self.head.draft_ids.to(count.device)).double(),
+            count=float(count),
+        )
+
+    def _through_attention(self, part: Tensor, spread: Tensor, groups: int) -> None:
+        """Values and outputs that add embedding @ part, `part` [H, H], of the rank that the first
+        `groups` groups have room for: the directions of the result that vary most; spread [H, H]
+        are the embeddings' second moments.
+        """
+        rank = min(groups * self.head.config.head_dim, len(part))
         kept = torch.linalg.eigh(part.T @ spread @ part).eigenvectors[:, -rank:]
-        values, outputs = (part @ kept).T, kept
-        # As loud as the other matrices; the outputs take the rest.
-        loudness = values.square().mean().sqrt().clamp(min=1e-12) * (2 * width) ** 0.5
-        attention.v_proj.weight[:rank] = 0.0
-        attention.v_proj.weight[:rank, :width] = (values / loudness).to(attention.v_proj.weight)
-        shares = config.num_heads // groups
-        room = outputs.new_zeros(width, groups * d)
-        room[:, :rank] = outputs * loudness / shares
-        room = room.view(width, groups, 1, d).expand(-1, -1, shares, -1)
-        attention.o_proj.weight.copy_(room.flatten(1))
+        write_values(self.head, part @ kept, kept, slice(groups))
 
 
 def _solve(moments: Moments, block: int) -> Tensor:

@@ -55,3 +55,23 @@ def balance_taps(head: "Eagle3Head", taps: Tensor) -> Tensor:
     sizes = sizes.clamp(min=head.config.rms_norm_eps)
     head.fc.weight.div_(sizes.repeat_interleave(head.config.target_width))
     return sizes
+
+
+@torch.no_grad()
+def write_values(head: "Eagle3Head", values: Tensor, outputs: Tensor, groups: slice) -> None:
+    """Let the key/value groups `groups` of attention add embedding @ values @ outputs.T to the
+    state of a row that reads one row alone: values [H, r], outputs [H, r], of any r that the
+    groups have room for.
+    """
+    attention, config = head.midlayer.self_attn, head.config
+    width, d, shares = config.hidden_size, config.head_dim, config.num_heads // config.num_kv_heads
+    rank = values.shape[1]
+    # As loud as the other matrices; the outputs take the rest.
+    loudness = values.square().mean().sqrt().clamp(min=1e-12) * (2 * width) ** 0.5
+    rows = attention.v_proj.weight.unflatten(0, (-1, d))[groups].flatten(0, 1)
+    rows[:rank] = 0.0
+    rows[:rank, :width] = (values.T / loudness).to(rows)
+    room = outputs.new_zeros(width, len(rows))
+    room[:, :rank] = outputs * loudness / shares
+    columns = attention.o_proj.weight.unflatten(1, (-1, shares, d))[:, groups]
+    columns.copy_(room.view(width, -1, 1, d).expand_as(columns))

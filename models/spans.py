@@ -50,7 +50,8 @@ class Stack:
     """B spans of one length n, to attend in one call. Made once a pass, read by every layer.
 
     Their slots int64 [B], the cache rows of their tokens int64 [B, n], and who sees whom up to the
-    longest end: mask bool [B, 1, n, end]. `ordered` when the slots are 0..B-1.
+    longest end, once for each query head of a group: mask bool [B, 1, groups * n, end]. `ordered`
+    when the slots are 0..B-1.
     """
 
     slots: Tensor
@@ -59,7 +60,9 @@ class Stack:
     ordered: bool
 
     @classmethod
-    def of(cls, spans: Sequence[Span], window: int | None, device: torch.device) -> "Stack":
+    def of(
+        cls, spans: Sequence[Span], window: int | None, groups: int, device: torch.device
+    ) -> "Stack":
         """Stack spans of equal length."""
         n, end = spans[0].length, max(span.offset + span.length for span in spans)
         mask = torch.zeros(len(spans), 1, n, end, dtype=torch.bool, device=device)
@@ -74,7 +77,7 @@ class Stack:
         return cls(
             torch.tensor(slots, device=device),
             offsets + torch.arange(n, device=device),
-            mask,
+            mask.repeat(1, 1, groups, 1),
             slots == list(range(len(spans))),
         )
 
@@ -117,3 +120,36 @@ def visible(span: Span, total: int, window: int | None, device: torch.device) ->
         )
         mask &= span.positions(device)[:, None] - seen[None, :] < limit
     return mask
+
+
+class Masks:
+    """Who sees whom among the spans of one pass: made at the first layer that asks, read by all.
+
+    The query heads of a group stand as `groups` times the rows, as attention packs them.
+    """
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self._spans, self._device = spans, device
+        self._stacks: dict[tuple[int | None, int], Stack] = {}
+        self._masks: dict[tuple[int, int, int | None, int, bool], Tensor | None] = {}
+
+    def stack(self, window: int | None, groups: int) -> Stack:
+        """All spans, which are of one length."""
+        if (window, groups) not in self._stacks:
+            stack = Stack.of(self._spans, window, groups, self._device)
+            self._stacks[window, groups] = stack
+        return self._stacks[window, groups]
+
+    def of(
+        self, index: int, total: int, window: int | None, groups: int, last_only: bool
+    ) -> Tensor | None:
+        """bool [groups * n, total] of one span, or of its last token [groups, total]; None as
+        `visible` says.
+        """
+        wanted = (index, total, window, groups, last_only)
+        if wanted not in self._masks:
+            mask = visible(self._spans[index], total, window, self._device)
+            if mask is not None:
+                mask = (mask[-1:] if last_only else mask).repeat(groups, 1)
+            self._masks[wanted] = mask
+        return self._masks[wanted]

@@ -145,6 +145,20 @@ class Target:
             )
         return taps
 
+    @torch.no_grad()
+    def last_norm(self) -> Tensor | None:
+        """What the norm behind the last block multiplies each channel by, [H]; None for a decoder
+        that has none of its own.
+        """
+        size = (self.hidden_size,)
+        found = [m for m in self.decoder.children() if {p.shape for p in m.parameters()} == {size}]
+        if not found:
+            return None
+        # Asked instead of read: some families store what is added to one, some subtract a mean.
+        signs = torch.ones(size, dtype=self.dtype, device=self.device)
+        signs[1::2] = -1
+        return (found[-1](signs[None])[0] - found[-1](-signs[None])[0]) / 2 * signs
+
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings of ids [n] -> [n, H]."""
         return self.model.get_input_embeddings()(ids)

@@ -46,7 +46,9 @@ def begin(
             if weight:
                 row = features.row(index)
                 here = row.rows[0]
-                fit.add(row.taps[here], row.ids[here + 1], row.last[row.slot[here + 1]])
+                fit.add(
+                    row.taps[here], row.ids[here], row.ids[here + 1], row.last[row.slot[here + 1]]
+                )
             report.show(done, "fit")
     for total in fit.moments.tensors:
         total.copy_(accelerator.reduce(total, "sum"))

@@ -64,7 +64,7 @@ def test_a_stack_stores_what_spans_would() -> None:
     new = numbered(90, 4)
     for i, span in enumerate(spans):
         one.extend(0, span, new[:, 2 * i : 2 * i + 2], new[:, 2 * i : 2 * i + 2])
-    stack = Stack.of(spans, None, torch.device("cpu"))
+    stack = Stack.of(spans, None, 1, torch.device("cpu"))
     keys, values = all_.extend_all(0, stack, new, new)
     assert keys.shape == values.shape == (2, G, 6, D)
     assert keys[0, 0, :4, 0].tolist() == [20, 21, 90, 91]

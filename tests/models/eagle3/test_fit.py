@@ -30,7 +30,7 @@ def linear_rows(head: Eagle3Head, target: Target, n: int, seed: int) -> SimpleNa
     draw = torch.Generator().manual_seed(seed)
     taps = torch.randn(n, 3, config.target_width, generator=draw, dtype=torch.float64)
     taps = taps * torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)[:, None]
-    ids = torch.randint(target.vocab_size, (n,), generator=draw)
+    own, ids = torch.randint(target.vocab_size, (2, n), generator=draw)
     rank = config.num_kv_heads * config.head_dim
     of_taps = torch.randn(head.fc.in_features, config.hidden_size, generator=fixed).double()
     first = torch.randn(config.hidden_size, rank, generator=fixed).double()
@@ -42,7 +42,7 @@ def linear_rows(head: Eagle3Head, target: Target, n: int, seed: int) -> SimpleNa
     embeds = head.midlayer.input_layernorm(head.embed(target, ids).double())
     channels = torch.linspace(0.2, 5, config.hidden_size).double()
     state = read @ of_taps / 10 + embeds @ first @ second / 20
-    return SimpleNamespace(taps=taps, ids=ids, last=(state * channels).detach())
+    return SimpleNamespace(taps=taps, own=own, ids=ids, last=(state * channels).detach())
 
 
 def says(head: Eagle3Head, target: Target, taps: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def says(head: Eagle3Head, target: Target, taps: torch.Tensor, ids: torch.Tensor
 
 def fitted(head: Eagle3Head, target: Target, rows: SimpleNamespace) -> LinearFit:
     fit = LinearFit(head, target, balance_taps(head, rows.taps))
-    fit.add(rows.taps, rows.ids, rows.last)
+    fit.add(rows.taps, rows.own, rows.ids, rows.last)
     return fit
 
 
@@ -96,10 +96,10 @@ def test_parts_add_up_and_loud_rows_stay_out(target: Target) -> None:
     rows = linear_rows(head, target, 100, 1)
     sizes = balance_taps(head, rows.taps)
     whole, parts = (LinearFit(head, target, sizes) for _ in range(2))
-    whole.add(rows.taps, rows.ids, rows.last)
-    parts.add(rows.taps[:30], rows.ids[:30], rows.last[:30])
-    parts.add(rows.taps[30:], rows.ids[30:], rows.last[30:])
-    parts.add(rows.taps[:5] * 3 * LOUD, rows.ids[:5], rows.last[:5])
+    whole.add(rows.taps, rows.own, rows.ids, rows.last)
+    for part in (slice(30), slice(30, None)):
+        parts.add(rows.taps[part], rows.own[part], rows.ids[part], rows.last[part])
+    parts.add(rows.taps[:5] * 3 * LOUD, rows.own[:5], rows.ids[:5], rows.last[:5])
     for a, b in zip(whole.moments.tensors, parts.moments.tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-9)
 
@@ -109,7 +109,7 @@ def test_hardly_any_rows_leave_a_head_of_numbers(target: Target, rows: int) -> N
     head = make_head(target)
     some = linear_rows(head, target, 50, 1)
     fit = LinearFit(head, target, balance_taps(head, some.taps))
-    fit.add(some.taps[:rows], some.ids[:rows], some.last[:rows])
+    fit.add(some.taps[:rows], some.own[:rows], some.ids[:rows], some.last[:rows])
     fit.apply()
     assert all(torch.isfinite(p).all() for p in head.parameters())
 
