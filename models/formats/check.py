@@ -1,6 +1,7 @@
 """The check of every export: read back by other code, it must draft what the head drafts."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from headsmith.errors import HeadsmithError
 from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
-from headsmith.models.formats.reader_eagle import EngineHead
+from headsmith.models.formats.reader_eagle import Embed, EngineHead
 from headsmith.models.formats.reader_medusa import EngineMedusa
 from headsmith.models.heads import Head
 from headsmith.models.medusa import MedusaHead
@@ -89,7 +90,7 @@ def _eagle(
         size = (ROWS, config.num_taps, config.target_width)
         taps = torch.randn(size, generator=random)
         tokens = torch.randint(config.vocab_size, (ROWS,), generator=random)
-        logits, drafts = chain(head, taps, tokens, DEPTH)
+        logits, drafts = chain(head, taps, tokens, DEPTH, lambda ids: embeddings(head, ids))
         ours.append(logits)
         theirs.append(engine.logits(taps, tokens, drafts[:-1], lambda ids: embeddings(head, ids)))
     return torch.cat(ours), torch.cat(theirs)
@@ -132,17 +133,24 @@ def embeddings(head: Eagle3Head, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def chain(head: Eagle3Head, taps: Tensor, tokens: Tensor, depth: int) -> tuple[Tensor, list[int]]:
+def chain(
+    head: Eagle3Head,
+    taps: Tensor,
+    tokens: Tensor,
+    depth: int,
+    embed: Embed,
+    forced: Sequence[int] = (),
+) -> tuple[Tensor, list[int]]:
     """What the head drafts behind n committed rows: logits [depth, V_d] and the target ids.
 
-    taps [n, m, H_t], tokens int64 [n]. Every step runs over all rows again, without a cache.
+    taps [n, m, H_t], tokens int64 [n]; embed(ids) are their embeddings [., H]; `forced` ids are
+    taken for the first drafts. Every step runs over all rows again, without a cache.
     """
     z, found, drafts = head.fuse(taps), [], []
     ids = tokens
     for step in range(depth):
-        rows = len(tokens) + step
-        layer = head.midlayer
-        u = layer.inputs(embeddings(head, ids), z)
+        rows, layer = len(tokens) + step, head.midlayer
+        u = layer.inputs(embed(ids), z)
         cos, sin = head.cos_sin(torch.arange(rows))
         keys, values = layer.key_value(u, cos, sin)
         window = head.config.sliding_window
@@ -151,7 +159,8 @@ def chain(head: Eagle3Head, taps: Tensor, tokens: Tensor, depth: int) -> tuple[T
         )
         g = layer.output(z, attended)[-1:]
         found.append(head.logits(g))
-        drafts.append(int(head.draft_ids[found[-1].argmax()]))
+        best = int(head.draft_ids[found[-1].argmax()])
+        drafts.append(forced[step] if step < len(forced) else best)
         ids = torch.cat([ids, torch.tensor(drafts[-1:])])
         z = torch.cat([z, head.feedback(g)])
     return torch.cat(found), drafts
