@@ -63,7 +63,7 @@ test-all: dev target ## Run the tests with the real target and with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 # vLLM pins a torch of its own, so it gets an environment of its own. Three packages that come with
-# it are built for CUDA and break a CPU machine (docs of the vLLM wheel say nothing of it).
+# it are built for CUDA and break a CPU machine.
 VLLM_VENV ?= .venv-vllm
 HEADS ?= runs
 
