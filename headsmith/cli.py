@@ -36,6 +36,12 @@ COMMANDS = {
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
     ),
+    "export": Entry(
+        "headsmith.models.formats.cli:export", "Write a head as vLLM, SGLang and others load it."
+    ),
+    "import": Entry(
+        "headsmith.models.formats.cli:import_", "Take in a head that somebody else made."
+    ),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 

@@ -7,6 +7,7 @@ hidden `.NAME.*.tmp` behind and never a checkpoint that looks whole but is not.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -91,6 +92,19 @@ def atomic_files(folder: str | Path) -> Iterator[Path]:
         for child in sorted(temporary.iterdir()):
             _make_lasting(child)
             os.replace(child, folder / child.name)
+
+
+def weights_sha256(folder: str | Path) -> str | None:
+    """Hash over the weight files of a checkpoint folder, in the order of their names."""
+    files = sorted(
+        path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin", ".pt")
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest() if files else None
 
 
 @contextmanager

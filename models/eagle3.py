@@ -202,14 +202,18 @@ class Eagle3Head(nn.Module):
         num_target_layers: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        config_json: dict[str, Any] | None = None,
     ) -> "Eagle3Head":
-        """Load a native or speculators checkpoint; `taps` overrides what its config says.
+        """Load a native or speculators checkpoint; `taps` overrides what its config says, and
+        `config_json` stands in for its whole config.json.
 
         A config that names no taps means the default ones, which need `num_target_layers`. Raises
         HeadsmithError when a tensor is missing, unknown or of another shape: engines stay silent
         about that (spec/engines.md 5).
         """
-        config, tensors, draft_ids = read_checkpoint(Path(path), taps, num_target_layers)
+        config, tensors, draft_ids = read_checkpoint(
+            Path(path), taps, num_target_layers, config_json
+        )
         head = cls(config, draft_ids)
         embedding = tensors.pop("embed_tokens.weight", None)
         load_strictly(head, Path(path), tensors)

@@ -3,6 +3,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,10 +26,16 @@ _RENAMED = {
 
 
 def read_checkpoint(
-    path: Path, taps: tuple[int, ...] | None, num_target_layers: int | None
+    path: Path,
+    taps: tuple[int, ...] | None,
+    num_target_layers: int | None,
+    config_json: dict[str, Any] | None = None,
 ) -> tuple[Eagle3Config, dict[str, Tensor], Tensor]:
-    """Config, tensors under native names (without d2t and t2d), and draft_ids int64 [V_d]."""
-    raw = read_json(path / "config.json")
+    """Config, tensors under native names (without d2t and t2d), and draft_ids int64 [V_d].
+
+    `config_json` stands in for the file of that name.
+    """
+    raw = read_json(path / "config.json") if config_json is None else config_json
     try:
         config = Eagle3Config.from_json(raw, taps, num_target_layers)
     except HeadsmithError as error:

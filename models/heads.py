@@ -17,7 +17,7 @@ Head = Eagle3Head | MedusaHead
 
 def read_head(
     path: str | Path,
-    num_target_layers: int,
+    num_target_layers: int | None,
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
