@@ -36,6 +36,11 @@ COMMANDS = {
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
     ),
+    "doctor": Entry(
+        "headsmith.models.doctor.cli:doctor", "Check a head against its target, before it runs."
+    ),
+    "push": Entry("headsmith.models.hub.cli:push", "Publish a head on the Hub with a model card."),
+    "pull": Entry("headsmith.models.hub.cli:pull", "Fetch a head from the Hub."),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 

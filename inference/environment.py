@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from importlib import metadata
@@ -13,6 +12,7 @@ import torch
 
 from headsmith import __version__
 from headsmith.errors import EnvironmentFault
+from headsmith.models.identity import weights_sha256 as weights_sha256
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,19 +72,6 @@ def peak_memory_bytes(device: torch.device) -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if platform.system() == "Darwin" else peak * 1024)
-
-
-def weights_sha256(folder: str | Path) -> str | None:
-    """Hash over the weight files of a checkpoint folder, in the order of their names."""
-    files = sorted(
-        path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin", ".pt")
-    )
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest() if files else None
 
 
 def _cpu_name() -> str:
