@@ -30,6 +30,8 @@ def read_provenance(head: Path) -> dict[str, Any] | None:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HeadsmithError(f"{path} is not valid JSON ({error}); it may be cut off") from error
+    if not isinstance(about, dict):
+        raise HeadsmithError(f"{path} holds no JSON object; it was not written for a head")
     return about
 
 

@@ -55,8 +55,8 @@ class Checkpoint:
     @property
     def body(self) -> dict[str, Any]:
         """The keys of the draft layer."""
-        nested: dict[str, Any] = self.raw.get("transformer_layer_config", self.raw)
-        return nested if self.speculators else self.raw
+        nested = self.raw.get("transformer_layer_config")
+        return nested if self.speculators and isinstance(nested, dict) else self.raw
 
     @property
     def named_taps(self) -> tuple[list[Any] | None, list[Any] | None]:

@@ -12,7 +12,7 @@ from typing import Any
 from headsmith.errors import HeadsmithError
 from headsmith.models.doctor.checkpoint import Checkpoint, check_files, check_record
 from headsmith.models.doctor.findings import Finding, error, refuse_errors
-from headsmith.models.doctor.keys import check_keys, check_taps
+from headsmith.models.doctor.keys import check_keys, check_kinds, check_taps
 from headsmith.models.doctor.pairing import (
     check_body,
     check_ends,
@@ -39,6 +39,9 @@ def examine(folder: str | Path, target: TargetFacts | None = None) -> list[Findi
         head = Checkpoint.open(place)
     except HeadsmithError as fault:
         return [error("checkpoint", f"{fault}; give the folder of a checkpoint")]
+    malformed = list(check_kinds(head))
+    if malformed:
+        return malformed
     layers = _layers(head, target)
     found = list(check_width(head, target)) if target else []
     found += [*check_keys(head), *check_taps(head, layers)]

@@ -7,14 +7,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headsmith.models.doctor.checkpoint import Checkpoint
+from headsmith.errors import HeadsmithError
+from headsmith.models.doctor.checkpoint import AGAIN, Checkpoint
 from headsmith.models.doctor.findings import Finding, error, note, warning
 from headsmith.models.medusa_files import TREE_FILE, read_calibration
 
 # A null here crashes an engine or its parser (spec/eagle.md 5.3, 5.6).
 _NO_NULLS = ("target_hidden_size", "use_cache", "num_aux_hidden_states", "draft_vocab_size")
+# Numbers of a config, where it has them.
+_SIZES = (
+    "hidden_size",
+    "target_hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "num_aux_hidden_states",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "truncated_vocab_size",
+    "max_position_embeddings",
+    "num_heads",
+)
 # Read at the top level only; in eagle_config vLLM passes over them.
 _TOP_LEVEL = ("fc_norm", "norm_output", "norm_before_residual")
+
+
+def check_kinds(head: Checkpoint) -> Iterator[Finding]:
+    """Whether the values are of the kinds that all other checks take them for."""
+    sizes = [(key, value) for key, value in head.body.items() if key in _SIZES]
+    wrong = [key for key, value in sizes if value is not None and type(value) is not int]
+    if not isinstance(head.raw.get("eagle_config"), dict | None):
+        wrong.append("eagle_config")
+    elif not all(map(_whole_numbers, head.named_taps)):
+        wrong.append("eagle_aux_hidden_state_layer_ids")
+    for key in wrong:
+        yield error(
+            "keys",
+            f"head {head.folder}: {key} in config.json is of the wrong kind; correct it or {AGAIN}",
+        )
+    for key in ("target", "head", "recipe"):
+        if not isinstance(head.about.get(key, {}), dict | None):
+            yield error(
+                "record",
+                f"head {head.folder}: {key} in headsmith.json is of the wrong kind; {AGAIN}",
+            )
+
+
+def _whole_numbers(value: object) -> bool:
+    return value is None or isinstance(value, list) and all(type(one) is int for one in value)
 
 
 def check_keys(head: Checkpoint) -> Iterator[Finding]:
@@ -138,9 +180,9 @@ def _flags(head: Checkpoint) -> Iterator[Finding]:
 
 
 def _window(head: Checkpoint) -> Iterator[Finding]:
-    types = head.body.get("layer_types") or []
-    if head.body.get("sliding_window") and ("sliding_attention" in types or not types):
-        size = head.body["sliding_window"]
+    types, size = head.body.get("layer_types"), head.body.get("sliding_window")
+    asked = types[0] == "sliding_attention" if types else head.body.get("use_sliding_window")
+    if size and asked:
         yield warning(
             "window",
             f"head {head.folder} attends to the last {size} tokens only, which SGLang does not "
@@ -162,7 +204,11 @@ def _medusa_keys(head: Checkpoint) -> Iterator[Finding]:
 
 
 def _tree(head: Checkpoint) -> Iterator[Finding]:
-    stored, heads = read_calibration(head.folder), head.raw.get("num_heads")
+    try:
+        stored, heads = read_calibration(head.folder), head.raw.get("num_heads")
+    except HeadsmithError as fault:
+        yield error("tree", str(fault))
+        return
     if stored is None or not isinstance(heads, int):
         return
     depth = max(map(len, stored.choices))

@@ -72,11 +72,15 @@ def faults(repo: Repo, doing: str) -> Iterator[None]:
     except (HeadsmithError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise _fault(repo, doing, error) from error
+        fault = _fault(repo, doing, error)
+        if fault is None:
+            raise
+        raise fault from error
 
 
-def _fault(repo: Repo, doing: str, error: Exception) -> Exception:
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+def _fault(repo: Repo, doing: str, error: Exception) -> HeadsmithError | None:
+    """What went wrong, as a sentence; None for a bug of ours."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
     from huggingface_hub.errors import RepositoryNotFoundError as NoRepo
     from huggingface_hub.errors import RevisionNotFoundError as NoRevision
 
@@ -98,14 +102,13 @@ def _fault(repo: Repo, doing: str, error: Exception) -> Exception:
             return HeadsmithError(f"{cannot}: this account may not; {log_in}")
         if isinstance(one, HfHubHTTPError) and one.response.status_code < 500:
             return HeadsmithError(f"{cannot} ({said}); check its name and your rights to it")
-        if isinstance(one, ValueError) and not isinstance(one, UnicodeError):
+        if isinstance(one, HFValidationError):
             return HeadsmithError(f"{cannot} ({said}); check its name")
-    # A bug of ours has no cause in the network.
     network = ("httpx", "httpcore", "requests", "urllib3", "huggingface_hub", "hf_xet")
     if not any(
         isinstance(one, OSError) or type(one).__module__.startswith(network) for one in causes
     ):
-        return error
+        return None
     return EnvironmentFault(
         f"{cannot} ({said}); check the network, and run again: what is done is not done twice"
     )

@@ -66,6 +66,10 @@ EAGLE: list[tuple[str, Break, str, str]] = [
     ("dtype", lambda p: p.config(torch_dtype="float16"), "warning", r"stored in float32 .*correct"),
     ("record", lambda p: p.record(head__sha256="0"), "error", r"weights are not those.*copy the"),
     ("record", lambda p: p.config(norm_output=False), "error", r"norm_output False .*with True; c"),
+    ("keys", lambda p: p.config(hidden_size="64"), "error", r"hidden_size in .* wrong kind; corr"),
+    ("keys", lambda p: p.config(**{IDS: "2"}), "error", r"layer_ids in config.json .* wrong kind"),
+    ("keys", lambda p: p.config(eagle_config=[]), "error", r"eagle_config in .* of the wrong kind"),
+    ("record", lambda p: p.record(target="me"), "error", r"target in headsmith.json is of the wr"),
     ("nulls", lambda p: p.config(target_hidden_size=None), "error", r"is null in .*; remove the"),
     ("tied", lambda p: p.config(tie_word_embeddings=True), "error", r"tie_word_embeddings.*false"),
     ("flags", lambda p: p.config(eagle_config={"norm_before_residual": True}), "error", r"move it"),
@@ -90,7 +94,12 @@ EAGLE: list[tuple[str, Break, str, str]] = [
         "warning",
         r"which SGLang reads as \[3, 5, 6\]; write \[1, 3, 4\] there",
     ),
-    ("window", lambda p: p.config(sliding_window=64), "warning", r"last 64 tokens only.*--specul"),
+    (
+        "window",
+        lambda p: p.config(sliding_window=64, use_sliding_window=True),
+        "warning",
+        r"last 64 tokens only.*--specul",
+    ),
     (
         "width",
         lambda p: p.config(target_hidden_size=128),
@@ -193,3 +202,5 @@ def test_a_tree_deeper_than_the_heads(medusa: Any, facts: TargetFacts) -> None:
     assert (
         caught(medusa, facts, ("tree", "error", "goes 4 drafts deep and there are 3 heads")) == []
     )
+    (medusa.folder / "medusa_tree.json").write_text("{}")
+    assert caught(medusa, facts, ("tree", "error", "no medusa_choices .*; write it with")) == []
