@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headsmith.cli import cli, run
 from headsmith.models.eagle3 import Eagle3Head
@@ -33,7 +34,8 @@ def equal(some: Head, other: Head) -> bool:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "red"}\n{"prompt": "green"}\n')
+    words = ("red green", "one two three", "blue")
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in words))
     return path
 
 
@@ -60,11 +62,14 @@ def test_doctor(hub: Any, head: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_calibrate(
     hub: Any, target: Target, tiny_target_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    heads = MedusaHead.for_target(target, num_heads=2)
+    heads = MedusaHead.for_target(target, num_heads=3)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(1))
     heads.save(tmp_path / "medusa")
     push(tmp_path / "medusa")
-    args = ["calibrate", f"--target={tiny_target_dir}", f"--prompts={prompts}", "--nodes=3"]
-    assert run(cli, [*args, f"--head={NAME}", "--max-new-tokens=6", "--device=cpu"]) == 0
+    args = ["calibrate", f"--target={tiny_target_dir}", f"--prompts={prompts}", "--nodes=12"]
+    assert run(cli, [*args, f"--head={NAME}", "--max-new-tokens=16", "--device=cpu"]) == 0
     folder = local_head(NAME)
     assert (folder / "medusa_tree.json").is_file()
     # Only the copy here has the tree; the repository is as it was.
