@@ -42,6 +42,11 @@ COMMANDS = {
     "import": Entry(
         "headsmith.models.formats.cli:import_", "Take in a head that somebody else made."
     ),
+    "doctor": Entry(
+        "headsmith.models.doctor.cli:doctor", "Check a head against its target, before it runs."
+    ),
+    "push": Entry("headsmith.models.hub.cli:push", "Publish a head on the Hub with a model card."),
+    "pull": Entry("headsmith.models.hub.cli:pull", "Fetch a head from the Hub."),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 

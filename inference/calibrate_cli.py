@@ -9,7 +9,7 @@ import click
 
 
 @click.command()
-@click.option("--head", required=True, help="Folder of the Medusa heads; the tree is stored there.")
+@click.option("--head", required=True, help="Folder of the Medusa heads, or ORG/NAME.")
 @click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
 @click.option(
     "--prompts",

@@ -36,7 +36,7 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
 
 @click.command("eval")
 @click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
-@click.option("--head", help="Folder of the head's checkpoint.")
+@click.option("--head", help="Folder of the head's checkpoint, or ORG/NAME.")
 @click.option(
     "--prompts",
     default="default",

@@ -12,7 +12,6 @@ import torch
 
 from headsmith import __version__
 from headsmith.errors import EnvironmentFault
-from headsmith.files import weights_sha256 as weights_sha256
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

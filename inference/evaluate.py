@@ -99,10 +99,19 @@ def quick_tau(
 
 def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
-    target = load_target(settings)
     if settings.drafter == "none":
-        return target, None, []
-    return target, *load_matching_head(settings, target)
+        return load_target(settings), None, []
+    from headsmith.models.doctor.examine import vet
+    from headsmith.models.hub.pull import local_head
+
+    assert settings.head is not None
+    settings.head = str(local_head(settings.head))
+    # Before the target is loaded, which may take minutes.
+    path, revision = _target_of(settings)
+    found = vet(settings.head, path, revision, settings.allow_mismatch)
+    target = load_target(settings)
+    head, warnings = load_matching_head(settings, target)
+    return target, head, list(dict.fromkeys([*found, *warnings]))
 
 
 def load_target(settings: EvalSettings) -> Target:
@@ -115,10 +124,7 @@ def load_target(settings: EvalSettings) -> Target:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     dtype, device = DTYPES[settings.dtype], pick_device(settings.device)
-    path, revision = settings.target, None
-    if path is None:
-        assert settings.head is not None
-        path, revision = _target_of(Path(settings.head))
+    path, revision = _target_of(settings)
     return Target.load(path, revision=revision, dtype=dtype, device=device)
 
 
@@ -133,8 +139,11 @@ def load_matching_head(settings: EvalSettings, target: Target) -> tuple[Head, li
     return head.eval(), list(warnings or [])
 
 
-def _target_of(head: Path) -> tuple[str, str | None]:
-    """Path and revision of the target that the head's headsmith.json names."""
+def _target_of(settings: EvalSettings) -> tuple[str, str | None]:
+    """Path and revision of the target that the settings name, or else the head's headsmith.json."""
+    if settings.target is not None:
+        return settings.target, None
+    head = Path(settings.head or "")
     try:
         target = json.loads((head / "headsmith.json").read_text(encoding="utf-8"))["target"]
         return str(target["path"]), target.get("revision")

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from headsmith.files import atomic_files, write_json, write_text
+from headsmith.files import atomic_files, weights_sha256, write_json, write_text
 from headsmith.inference import environment
 from headsmith.inference.accept import Rule, Typical
 from headsmith.inference.diagnose_report import write_diagnosis
@@ -109,7 +109,7 @@ def _describe_head(session: Session) -> dict[str, Any] | None:
     return {
         "path": path,
         "kind": head.kind,
-        "sha256": environment.weights_sha256(path),
+        "sha256": weights_sha256(path),
         "taps": list(head.taps),
         "draft_vocab": len(head.draft_ids),
         "parameters": sum(one.numel() for one in head.parameters()),

@@ -130,7 +130,9 @@ class EvalSettings:
     def _check_head(self) -> None:
         if not self.head:
             raise HeadsmithError("which head? add --head DIR, or --drafter none for plain decoding")
-        if not Path(self.head).is_dir():
+        from headsmith.models.hub.client import is_repo
+
+        if not Path(self.head).is_dir() and not is_repo(self.head):
             raise HeadsmithError(f"there is no head in {self.head}: not a folder")
         from headsmith.inference.tree import parse_shape
 

@@ -6,8 +6,6 @@ documents, ragged requests and draft trees need no padding. Taps are numbered as
 1.1: tap i is the residual stream before block i, 0..L.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,20 +18,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from headsmith.errors import HeadsmithError
-from headsmith.models import attention, loading
+from headsmith.models import attention, identity, loading
 from headsmith.models.linear import at_least_float32, pack_linears
 from headsmith.models.prefix import Features, Prefix, behind, join
 from headsmith.models.spans import KeyValueStore, Span, positions_of
 from headsmith.models.target_check import check_target
-
-# Keys of a config that say how it was stored, not what the model computes.
-_STORAGE_KEYS = {
-    "_name_or_path",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "quantization_config",
-}
 
 
 @dataclass
@@ -270,16 +259,8 @@ class Target:
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        config = {k: v for k, v in self.config.to_dict().items() if k not in _STORAGE_KEYS}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        digest.update(loading.tokenizer_bytes(self.tokenizer))
-        embedding = self.model.get_input_embeddings().weight
-        for tensor in (embedding, self.head_weight):
-            # bfloat16, so that the dtype it is loaded in does not change who it is.
-            stored = tensor.detach().to(torch.bfloat16).view(torch.int16).cpu()
-            digest.update(stored.numpy().tobytes())
-        return f"sha256:{digest.hexdigest()}"
+        matrices = (self.model.get_input_embeddings().weight, self.head_weight)
+        return identity.fingerprint(self.config, self.tokenizer, matrices)
 
     def fingerprint(self) -> str:
         """Who this target is: sha256 over config, tokenizer, template, embedding, output head."""

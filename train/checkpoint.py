@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from headsmith.errors import EnvironmentFault, HeadsmithError
-from headsmith.files import atomic_folder, write_json, write_text
-from headsmith.inference.environment import weights_sha256
+from headsmith.files import atomic_folder, weights_sha256, write_json, write_text
 from headsmith.train.recipe import Recipe
 
 SCHEMA = "headsmith.run/1"

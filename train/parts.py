@@ -18,6 +18,7 @@ from headsmith.data.vocabulary import count_dataset, coverage, draft_vocabulary
 from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.heads import Head, load_head
+from headsmith.models.hub.pull import local_head
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
@@ -64,7 +65,7 @@ def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str]
     """
     section = recipe.head
     if section.init_from is not None:
-        path = locate(section.init_from)
+        path = str(local_head(locate(section.init_from)))
         # Another revision of the target is a fair start; another vocabulary is not.
         for warning in check_pair(target, path, allow_mismatch=True):
             say(f"warning: {warning}")

@@ -17,6 +17,7 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.eagle3_fit import inputs_of_fit
 from headsmith.models.heads import Head, read_head
+from headsmith.models.hub.pull import local_head
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.medusa_files import MedusaConfig
 from headsmith.models.target import Target
@@ -249,7 +250,7 @@ def _work_rows(plan: Plan) -> list[tuple[str, str]]:
 def _empty_head(recipe: Recipe, sketch: Any) -> Head:
     section = recipe.head
     if section.init_from is not None:
-        head = read_head(locate(section.init_from), sketch.num_layers)
+        head = read_head(local_head(locate(section.init_from)), sketch.num_layers)
         check_start(recipe, head)
         return head
     size = min(section.draft_vocab_size or sketch.vocab_size, sketch.vocab_size)

@@ -57,7 +57,7 @@ def test_3_tokenizer_of_another_model(user: Any, tmp_path: Path) -> None:
     shutil.copytree(user.parts.target, other)
     template = other / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|im_end|>", "</s>"))
-    sentence = f"not {other}: another tokenizer or chat template; give its own target, or --allow-"
+    sentence = f"not {other}: another chat template; give its own target, or --allow-"
     user.refused(user.eval(target=other), sentence)
     assert user.type(*user.eval("--allow-mismatch", target=other))[0] == 0
 

@@ -78,7 +78,25 @@ def test_another_vocabulary(target: Target, head: Path) -> None:
 
 def test_another_tokenizer(target: Target, head: Path) -> None:
     change_target(head, fingerprint="sha256:1", tokenizer="sha256:2")
-    refused(target, head, "another tokenizer or chat template")
+    refused(target, head, "another tokenizer; give")
+    change_target(head, chat_template="sha256:3")
+    refused(target, head, "another chat template; give")
+
+
+def test_a_record_without_the_template_tells_less(target: Target, head: Path) -> None:
+    about = json.loads((head / "headsmith.json").read_text())
+    about["target"] |= {"fingerprint": "sha256:1", "tokenizer": "sha256:2"}
+    del about["target"]["chat_template"]
+    (head / "headsmith.json").write_text(json.dumps(about))
+    refused(target, head, "another tokenizer or chat template; give")
+
+
+def test_a_post_trained_successor_is_named(target: Target, head: Path) -> None:
+    nearly = [1.01 * value for value in target_info(target)["sketch"]]
+    change_target(head, fingerprint="sha256:1", sketch=nearly)
+    refused(target, head, "other weights or another config, as a post-trained successor of it has")
+    change_target(head, sketch=nearly[::-1])
+    refused(target, head, "other weights or another config; give")
 
 
 def test_another_revision(target: Target, head: Path) -> None:

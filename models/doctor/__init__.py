@@ -1,0 +1,1 @@
+"""`headsmith doctor`: what is wrong with a head, before anything runs."""
