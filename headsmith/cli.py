@@ -36,6 +36,9 @@ COMMANDS = {
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
     ),
+    "compare": Entry(
+        "headsmith.inference.compare_cli:compare_", "Compare measured runs on the same prompts."
+    ),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 
@@ -47,6 +50,7 @@ EXTRAS = {
     "wandb": "trackers",
     "tensorboard": "trackers",
     "matplotlib": "report",
+    "prometheus_client": "metrics",
     "deepspeed": "deepspeed",
     "triton": "kernels",
     "vllm": "vllm",

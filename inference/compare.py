@@ -21,9 +21,8 @@ import numpy as np
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.advice import more_to_tell_apart
-from headsmith.inference.records import Steps
+from headsmith.inference.records import RESULT_SCHEMA, Steps
 from headsmith.inference.resample import cluster_counts, drawn_sums, interval
-from headsmith.inference.result import SCHEMA as RESULT_SCHEMA
 
 SCHEMA = "headsmith.compare/1"
 # What a comparison is about, or what tau does not depend on; all other settings must agree.
