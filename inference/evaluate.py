@@ -42,6 +42,9 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     Raises HeadsmithError for what cannot be used, EnvironmentFault for the machine's faults.
     """
     bounds = load_gate(settings.gate) if settings.gate is not None else []
+    if settings.metrics_port is not None:
+        # What cannot be served is said before anything is loaded.
+        import prometheus_client  # noqa: F401
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
     target, head, warnings = load_pair(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)

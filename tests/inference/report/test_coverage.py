@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
-import random
+import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
-from headsmith.inference.metrics import bootstrap_tau, summarise
 from headsmith.inference.records import Steps
 
 SETS, PROMPTS = 200, 40
 
 
 @pytest.fixture(scope="module")
-def everything(drawn: Callable[..., list[Steps]]) -> list[list[Steps]]:
+def script(root: Path) -> ModuleType:
+    """benchmarks/coverage.py"""
+    path = root / "benchmarks" / "coverage.py"
+    spec = importlib.util.spec_from_file_location("coverage_script", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def everything(drawn: Callable[..., list[Steps]]) -> list[Steps]:
     """600 conversations of two turns, whose chance differs much from one to the next."""
-    records = drawn(3, 600, turns=2, alpha=0.6, spread=0.15)
-    return [records[i : i + 2] for i in range(0, len(records), 2)]
-
-
-def coverage(everything: list[list[Steps]], tell_apart: Callable[[Steps, Any], str]) -> float:
-    """Share of SETS resampled sets of PROMPTS conversations whose interval holds the whole tau.
-
-    `tell_apart` names the cluster of a record, given the number of its draw.
-    """
-    whole = summarise([one for turns in everything for one in turns])["tau"]
-    draw = random.Random(5)
-    held = 0
-    for seed in range(SETS):
-        some = [
-            replace(one, id=tell_apart(one, number))
-            for number, turns in enumerate(draw.choices(everything, k=PROMPTS))
-            for one in turns
-        ]
-        interval = bootstrap_tau(some, seed=seed, resamples=500)
-        assert whole is not None and interval is not None
-        held += interval[0] <= whole <= interval[1]
-    return held / SETS
+    return drawn(3, 600, turns=2, alpha=0.6, spread=0.15)
 
 
 @pytest.mark.slow
 def test_the_interval_holds_the_whole_tau_as_often_as_it_says(
-    everything: list[list[Steps]],
+    script: ModuleType, everything: list[Steps]
 ) -> None:
-    share = coverage(everything, lambda one, number: f"{number}#{one.id.rpartition('#')[2]}")
-    assert 0.90 <= share <= 0.98
+    assert len(script.conversations(everything)) == 600
+    assert 0.90 <= script.coverage(everything, SETS, PROMPTS, seed=5) <= 0.98
 
 
 @pytest.mark.slow
-def test_turns_drawn_apart_would_promise_too_much(everything: list[list[Steps]]) -> None:
-    share = coverage(everything, lambda one, number: f"{number}-{one.id.replace('#', '-')}")
-    assert share < 0.90
+def test_turns_drawn_apart_would_promise_too_much(
+    script: ModuleType, everything: list[Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resample = script.resample
+
+    def apart(*args: object) -> list[Steps]:
+        return [replace(one, id=one.id.replace("#", "-")) for one in resample(*args)]
+
+    monkeypatch.setattr(script, "resample", apart)
+    assert script.coverage(everything, SETS, PROMPTS, seed=5) < 0.90
+
+
+@pytest.mark.slow
+def test_the_script_reads_a_run_and_fails_where_the_promise_is_broken(
+    script: ModuleType, everything: list[Steps], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(one.to_json()) + "\n" for one in everything[:200]))
+    said = CliRunner().invoke(script.main, [str(path), "--sets=40"])
+    assert said.exit_code in (0, 1) and "of 100 conversations" in said.output
+    monkeypatch.setattr(script, "bootstrap_tau", lambda steps, seed: [0.0, 99.0])
+    always = CliRunner().invoke(script.main, [str(path), "--sets=5"])
+    assert always.exit_code == 1 and "100.0% of 5 sets" in always.output

@@ -75,6 +75,7 @@ def test_every_axis_has_its_plot_and_the_page_holds_them(
     assert all(f"]({name}.png)" in summary for name in drawn)
 
 
+@pytest.mark.slow
 def test_a_run_without_an_axis_has_no_such_plot(
     drawn: Callable[..., list[Steps]], result_of: Callable[..., Any], one_record: Any
 ) -> None:

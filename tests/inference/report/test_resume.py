@@ -13,7 +13,7 @@ import torch
 
 from headsmith.cli import cli, run
 from headsmith.errors import HeadsmithError
-from headsmith.inference import engine
+from headsmith.inference import engine, plots
 from headsmith.inference.evaluate import EvalSettings, evaluate
 from headsmith.inference.records import Request, Response
 from headsmith.inference.resume import UNFINISHED
@@ -58,6 +58,8 @@ class Interrupting:
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupting]:
+    # Plots take longer than all that is looked at here.
+    monkeypatch.setattr(plots, "can_plot", lambda: False)
     yield Interrupting(monkeypatch)
 
 
@@ -81,6 +83,7 @@ def settings(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_done_twice_and_the_result_is_the_same(
     settings: EvalSettings, decoders: Interrupting, tmp_path: Path
 ) -> None:
@@ -116,6 +119,7 @@ def test_nothing_is_done_twice_and_the_result_is_the_same(
     assert sorted(decoders.take()) == sorted(everything)
 
 
+@pytest.mark.slow
 def test_phases_of_the_parts_sum_to_the_whole(
     settings: EvalSettings, decoders: Interrupting, tmp_path: Path
 ) -> None:
@@ -133,6 +137,7 @@ def test_phases_of_the_parts_sum_to_the_whole(
     assert decoders.take() and again["speed"][0]["tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"),
     [
