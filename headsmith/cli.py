@@ -39,6 +39,9 @@ COMMANDS = {
     "compare": Entry(
         "headsmith.inference.compare_cli:compare_", "Compare measured runs on the same prompts."
     ),
+    "report": Entry(
+        "headsmith.inference.report_cli:report", "Write the report of a measured run again."
+    ),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 

@@ -43,23 +43,28 @@ class Measured:
         return {key for key in self.steps if _turn(key[1]) == 1}
 
 
+def load_result(file: Path) -> dict[str, Any]:
+    """A result.json; HeadsmithError where there is none that this version can read."""
+    text = _read(file)
+    try:
+        result = json.loads(text)
+    except ValueError as fault:
+        raise HeadsmithError(f"{file} cannot be read: {fault}") from None
+    if not isinstance(result, dict) or result.get("schema") != RESULT_SCHEMA:
+        raise HeadsmithError(f"{file} is not a result of headsmith eval ({RESULT_SCHEMA})")
+    return result
+
+
 def load_measured(path: str | Path) -> Measured:
     """A run from its folder, or from its result.json with steps.jsonl beside it."""
     given = Path(path)
     file = given / "result.json" if given.is_dir() else given
-    lines = file.parent / "steps.jsonl"
+    result = load_result(file)
+    texts = _read(file.parent / "steps.jsonl").splitlines()
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        texts = lines.read_text(encoding="utf-8").splitlines()
         steps = [Steps.from_json(json.loads(text)) for text in texts]
-    except FileNotFoundError as fault:
-        raise HeadsmithError(
-            f"{given}: there is no {fault.filename}; name a folder that headsmith eval --out wrote"
-        ) from None
-    except (OSError, ValueError) as fault:
-        raise HeadsmithError(f"{given} cannot be read: {' '.join(str(fault).split())}") from None
-    if not isinstance(result, dict) or result.get("schema") != RESULT_SCHEMA:
-        raise HeadsmithError(f"{file} is not a result of headsmith eval ({RESULT_SCHEMA})")
+    except ValueError as fault:
+        raise HeadsmithError(f"the steps.jsonl of {given} cannot be read: {fault}") from None
     return Measured(str(path), result, {(one.task, one.id): one for one in steps})
 
 
@@ -221,6 +226,17 @@ def _notes(
     if devices[0] != devices[1]:
         notes.append(f"measured on {devices[0]} and {devices[1]}: compare tau, not the speeds")
     return notes
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HeadsmithError(
+            f"there is no {file}; name a folder that headsmith eval --out wrote"
+        ) from None
+    except (OSError, UnicodeDecodeError) as fault:
+        raise HeadsmithError(f"{file} cannot be read: {fault}") from None
 
 
 def _turn(request: str) -> int:

@@ -33,8 +33,8 @@ def compare_deciles(
     """
     groups: dict[tuple[str, int], list[Steps]] = defaultdict(list)
     for one in as_steps(records):
-        turn = _TURN.search(one.id)
-        groups[one.task, int(turn.group(1)) if turn else 1].append(one)
+        found = _TURN.search(one.id)
+        groups[one.task, int(found.group(1)) if found else 1].append(one)
     rows = []
     for (task, turn), group in groups.items():
         if len(group) >= LONG_RUN:

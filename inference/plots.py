@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_PLOT = (
     "no plots are drawn, since matplotlib is not installed; run: "
-    "pip install 'headsmith[report]', and measure again"
+    "pip install 'headsmith[report]', then headsmith report DIR"
 )
 POOLED = "all tasks, pooled"
 MOST_PANELS = 12
@@ -153,6 +153,8 @@ _PLOTS: tuple[tuple[str, str, Callable[[dict[str, Any]], Figure | None]], ...] =
     ("batch.png", "Tau against the batch size, with 95 % intervals", _batch),
     ("speedup.png", "Speedup against the batch size, measured and predicted", _speedup),
 )
+
+FILES = frozenset(file for file, _, _ in _PLOTS)
 
 
 def _tasks(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

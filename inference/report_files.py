@@ -37,6 +37,12 @@ def write_report(folder: Path, result: dict[str, Any]) -> None:
     write_text(folder / "report.html", page(result, tables, drawn))
 
 
+def drop_stale_plots(folder: Path, written: set[str]) -> None:
+    """Removes plots that an earlier run left in `folder`, for axes that this one does not have."""
+    for file in plots.FILES - written:
+        (folder / file).unlink(missing_ok=True)
+
+
 def summary(result: dict[str, Any], tables: list[Sheet], drawn: list[Plot]) -> str:
     """The report as Markdown, with links to the plots beside it."""
     parts = [f"# {title_of(result)}"]

@@ -22,7 +22,7 @@ from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import by_task, equivalents, summarise
 from headsmith.inference.prompts import prompts_sha256, template_sha256
 from headsmith.inference.records import RESULT_SCHEMA, Response, Steps
-from headsmith.inference.report_files import write_report
+from headsmith.inference.report_files import drop_stale_plots, write_report
 from headsmith.inference.speed import speed_row
 
 # Fewer conversations than this leave tau uncertain by a tenth (spec/verifier.md D10).
@@ -84,6 +84,8 @@ def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
         if "diagnosis" in result:
             write_diagnosis(folder, result["diagnosis"])
         write_report(folder, result)
+        written = {path.name for path in folder.iterdir()}
+    drop_stale_plots(out, written)
 
 
 def _describe_target(session: Session) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def speed_csv(result: dict[str, Any]) -> str:
     """A row a batch size; percentiles as columns of their own."""
     rows = []
     for given in result["speed"]:
-        row = {}
+        row: dict[str, Any] = {}
         for key, value in given.items():
             if isinstance(value, dict):
                 row |= {f"{key}_{part}": one for part, one in value.items()}

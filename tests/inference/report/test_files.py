@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headsmith.cli import cli, run
 from headsmith.inference import plots
 from headsmith.inference.records import Steps
 from headsmith.inference.report_files import write_report
@@ -129,3 +130,24 @@ def test_csv_and_markdown_hold_the_figures_of_the_result(
     (row,) = [line for line in lines if line.startswith("| code@900 | 12 |")]
     assert f"| {tau:.2f} | {low:.2f} .. {high:.2f} |" in row
     assert r"| command | headsmith eval --head 'a\|b' |" in lines
+
+
+def test_a_report_is_written_again_from_the_result(
+    drawn: Callable[..., list[Steps]],
+    save_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = save_run("run", drawn(1, 3))
+    before = (folder / "result.json").read_bytes()
+    (folder / "context.png").write_bytes(b"of an earlier run")
+    monkeypatch.setattr(plots, "can_plot", lambda: False)
+    assert run(cli, ["report", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert "matplotlib is not installed" in said.err and "report.html" in said.out
+    raw = {"result.json", "steps.jsonl"}
+    assert {path.name for path in folder.iterdir()} == ALWAYS | raw
+    assert (folder / "result.json").read_bytes() == before
+    assert run(cli, ["report", str(folder / "nothing")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "there is no" in line and "name a folder that headsmith eval --out wrote" in line
