@@ -17,6 +17,8 @@ from headsmith.inference.metrics import as_steps
 from headsmith.inference.records import Response, Steps
 from headsmith.inference.resample import cluster_counts, drawn_sums, interval
 
+# The spread of fewer conversations is itself too uncertain to plan with.
+FEWEST = 10
 # A small difference between two heads can ask for any number; beyond this it is none to plan with.
 MOST_PROMPTS = 100_000
 
@@ -30,9 +32,11 @@ class Advice(TypedDict):
 
 
 def advise(records: Sequence[Steps | Response], *, seed: int = 0) -> Advice | None:
-    """Advice for the tau of these records; None where there is no interval, or none to halve."""
+    """Advice for the tau of these records; None from fewer than FEWEST conversations, and where
+    there is no interval to halve.
+    """
     clusters = cluster_counts(as_steps(records))
-    if len(clusters) < 2:
+    if len(clusters) < FEWEST:
         return None
     counts = np.array(list(clusters.values()), dtype=np.float64)
     now = _width(counts, len(counts), seed)
@@ -100,6 +104,5 @@ def _width(counts: np.ndarray, size: int, seed: int) -> float:
 
 
 def _more(now: int, needed: float) -> int:
-    """What is missing, rounded up to tens from ten on: the estimate is no better than that."""
-    missing = max(1, math.ceil(needed - now))
-    return missing if missing < 10 else 10 * math.ceil(missing / 10)
+    """What is missing, rounded up to tens: the estimate is no better than that."""
+    return 10 * max(1, math.ceil((needed - now) / 10))

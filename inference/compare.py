@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headsmith.errors import HeadsmithError
-from headsmith.inference.advice import more_to_tell_apart
+from headsmith.inference.advice import FEWEST, more_to_tell_apart
 from headsmith.inference.records import RESULT_SCHEMA, Steps
 from headsmith.inference.resample import cluster_counts, drawn_sums, interval
 
@@ -187,8 +187,10 @@ def _row(
     values = _differences(drawn[(drawn[:, 1] > 0) & (drawn[:, 3] > 0)])
     ci = interval(values)
     row |= {"difference_ci": ci, "longer_share": float((values > 0).mean())}
-    row["verdict"] = "longer" if ci[0] > 0 else "shorter" if ci[1] < 0 else "undecided"
-    row["more_to_tell_apart"] = more_to_tell_apart(len(names), difference, ci)
+    # So few conversations have too little spread for an interval to decide anything.
+    if len(names) >= FEWEST:
+        row["verdict"] = "longer" if ci[0] > 0 else "shorter" if ci[1] < 0 else "undecided"
+        row["more_to_tell_apart"] = more_to_tell_apart(len(names), difference, ci)
     return row
 
 

@@ -74,8 +74,13 @@ def print_comparison(found: dict[str, Any], console: Console) -> None:
 
 def _advice(overall: dict[str, Any]) -> str:
     """What the overall row says, in a sentence."""
+    from headsmith.inference.advice import FEWEST
+
     if overall["verdict"] == "too few":
-        return "too few conversations with drafts to tell the runs apart"
+        return (
+            f"{overall['conversations']} conversations are too few to tell the runs apart; take "
+            f"{FEWEST} or more, and 80 or more for small differences"
+        )
     if overall["verdict"] != "undecided":
         return f"over all tasks the run's tau is {overall['verdict']} than the reference's"
     more = overall["more_to_tell_apart"]

@@ -32,11 +32,12 @@ _COLUMNS = 3
 
 
 class Plot(NamedTuple):
-    """A drawn plot: its file, what it shows in a sentence, and the PNG."""
+    """A drawn plot: its file, what it shows in a sentence, and the PNG; `wide` with many panels."""
 
     file: str
     caption: str
     png: bytes
+    wide: bool
 
 
 def can_plot() -> bool:
@@ -52,7 +53,7 @@ def draw_all(result: dict[str, Any]) -> list[Plot]:
         if figure is not None:
             stream = io.BytesIO()
             figure.savefig(stream, format="png", dpi=110)
-            drawn.append(Plot(file, caption, stream.getvalue()))
+            drawn.append(Plot(file, caption, stream.getvalue(), len(figure.axes) > 1))
     return drawn
 
 

@@ -66,6 +66,7 @@ def page(result: dict[str, Any], tables: list[Sheet], drawn: list[Plot]) -> str:
         {
             "caption": one.caption,
             "uri": f"data:image/png;base64,{base64.b64encode(one.png).decode()}",
+            "wide": one.wide,
         }
         for one in drawn
     ]

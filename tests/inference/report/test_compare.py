@@ -53,6 +53,12 @@ def test_equal_runs_are_undecided_and_say_how_many_more_would_tell(
     assert luck["overall"]["more_to_tell_apart"] >= 1
 
 
+def test_few_conversations_decide_nothing(drawn: Drawn, save_run: Save) -> None:
+    runs = [save_run("a", drawn(1, 9)), save_run("b", drawn(1, 9, more=0.3))]
+    (one,) = compare(runs)["comparisons"]
+    assert one["overall"]["difference_ci"][0] > 0 and one["overall"]["verdict"] == "too few"
+
+
 def test_tasks_are_told_apart_and_their_disagreement_is_said(drawn: Drawn, save_run: Save) -> None:
     a = [*drawn(1, 50, task="chat"), *drawn(2, 50, task="code")]
     b = [*drawn(1, 50, task="chat", more=0.15), *drawn(2, 50, task="code", more=-0.15)]

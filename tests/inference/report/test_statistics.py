@@ -45,8 +45,8 @@ def test_advice_is_given_task_by_task_and_in_a_sentence(drawn: Drawn) -> None:
 
 
 def test_no_advice_where_there_is_no_interval(drawn: Drawn, one_record: Any) -> None:
-    assert advise(drawn(1, 1)) is None
-    assert advise([one_record(str(i), "chat", [2, 2]) for i in range(5)]) is None, "no width"
+    assert advise(drawn(1, 9)) is None and advise(drawn(1, 10)) is not None
+    assert advise([one_record(str(i), "chat", [2, 2]) for i in range(20)]) is None, "no width"
     assert advice_line(advise_all([])) == "" == advice_line(None)
 
 
