@@ -47,6 +47,12 @@ COMMANDS = {
     ),
     "push": Entry("headsmith.models.hub.cli:push", "Publish a head on the Hub with a model card."),
     "pull": Entry("headsmith.models.hub.cli:pull", "Fetch a head from the Hub."),
+    "compare": Entry(
+        "headsmith.inference.compare_cli:compare_", "Compare measured runs on the same prompts."
+    ),
+    "report": Entry(
+        "headsmith.inference.report_cli:report", "Write the report of a measured run again."
+    ),
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 
@@ -58,6 +64,7 @@ EXTRAS = {
     "wandb": "trackers",
     "tensorboard": "trackers",
     "matplotlib": "report",
+    "prometheus_client": "metrics",
     "deepspeed": "deepspeed",
     "triton": "kernels",
     "vllm": "vllm",

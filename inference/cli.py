@@ -76,7 +76,17 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
 @click.option("--system-prompt", help="Put before prompts that have no system message.")
 @click.option("--stop", multiple=True, help="A text that ends an answer; repeat for several.")
 @click.option("--limit", type=int, help="First N prompts of each source.")
-@click.option("--out", help="Folder for result.json, steps.jsonl and responses.jsonl.")
+@click.option(
+    "--out",
+    help="Folder for result.json, steps.jsonl, responses.jsonl and the report; a run that was "
+    "interrupted goes on from what is there.",
+)
+@click.option("--gate", help="YAML file of bounds; exit code 1 when one is missed.")
+@click.option(
+    "--metrics-port",
+    type=int,
+    help="Serve Prometheus counters of the run here, on all interfaces, under vLLM's names.",
+)
 @click.option("--json", "json_path", help="Also write the result here; - is standard output.")
 @click.option("--allow-mismatch", is_flag=True, help="Measure a head on a target not its own.")
 @click.option("--threads", type=int, help="CPU threads of torch.")
@@ -96,13 +106,15 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     from headsmith.files import write_json
     from headsmith.inference.diagnose_report import print_diagnosis
     from headsmith.inference.evaluate import EvalSettings, evaluate, raise_if_unequal
+    from headsmith.inference.gate import raise_if_missed
     from headsmith.inference.report import print_report
+    from headsmith.inference.resume import saying_what_is_kept
 
     command = shlex.join(["headsmith", *sys.argv[1:]])
     settings = EvalSettings(
         batch=batch_sizes(batch), context=context_lengths(context), command=command, **options
     )
-    with progress_bar() as on_progress:
+    with saying_what_is_kept(settings.out), progress_bar() as on_progress:
         result = evaluate(settings, on_progress)
     console = Console(stderr=json_path == "-")
     print_report(result, console)
@@ -113,6 +125,7 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     elif json_path is not None:
         write_json(json_path, result)
     raise_if_unequal(result)
+    raise_if_missed(result)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from headsmith.files import write_atomic, write_text
+from headsmith.inference import plots
 from headsmith.inference.report import open_table
 
-NO_PLOT = (
-    "drift.png is not drawn, since matplotlib is not installed; run: "
-    "pip install 'headsmith[report]', and measure again"
-)
 NOTE = (
     "state: what the drafting row reads, the target's taps through fc at depth 1, then the head's "
     "own state; output: before any norm. Attention: sink is the first {sink} tokens, own the "
@@ -36,11 +32,6 @@ COLUMNS = (
     "c",
     "passes\nso far",
 )
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def print_diagnosis(diagnosis: dict[str, Any], console: Console) -> None:
@@ -71,7 +62,7 @@ def write_diagnosis(folder: Path, diagnosis: dict[str, Any]) -> None:
     """Writes drift.csv and, with matplotlib and rows to show, drift.png into `folder`."""
     rows = diagnosis["drift"]["rows"]
     write_text(folder / "drift.csv", drift_csv(rows))
-    if rows and can_plot():
+    if rows and plots.can_plot():
         plot_drift(rows, folder / "drift.png")
 
 

@@ -1,25 +1,29 @@
 """`evaluate`: run the decoder on prompts and put everything that was measured into one object.
 
 The object is `result.json` (schema `headsmith.result/1`); a figure that was not measured is None.
-With `out` set, `result.json`, `steps.jsonl` and `responses.jsonl` are written there atomically,
-and `drift.csv` and `drift.png` where drift was diagnosed.
+With `out` set, `result.json`, `steps.jsonl`, `responses.jsonl` and the report (`report_files`) are
+written there atomically, and `drift.csv` and `drift.png` where drift was diagnosed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.inference import plots
 from headsmith.inference.context import bring_to
-from headsmith.inference.diagnose_report import NO_PLOT, can_plot
+from headsmith.inference.counters import served
+from headsmith.inference.gate import check_names, judge, load_gate
 from headsmith.inference.measure import Progress, Session
 from headsmith.inference.metrics import Metrics, summarise
-from headsmith.inference.prompts import RequestBuilder, load_prompts
+from headsmith.inference.prompts import RequestBuilder, load_prompts, prompts_sha256
 from headsmith.inference.records import Request
 from headsmith.inference.result import build_result, write_results
+from headsmith.inference.resume import Journal, settings_key
 from headsmith.inference.settings import EvalSettings
 
 if TYPE_CHECKING:
@@ -37,17 +41,25 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     not raise here, so that everything is measured and written first: see `raise_if_unequal`.
     Raises HeadsmithError for what cannot be used, EnvironmentFault for the machine's faults.
     """
+    bounds = load_gate(settings.gate) if settings.gate is not None else []
+    if settings.metrics_port is not None:
+        # What cannot be served is said before anything is loaded.
+        import prometheus_client  # noqa: F401
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
     target, head, warnings = load_pair(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
     if settings.context:
         conversations, left_out = bring_to(conversations, builder, settings.context)
         warnings += left_out
+    check_names(bounds, (one.task for one in conversations), settings.batch)
     session = Session(settings, target, head, conversations, builder, on_progress)
     session.warnings += warnings
     result = _measure(session)
+    if bounds:
+        result["gate"] = judge(bounds, result)
     if settings.out is not None:
         write_results(Path(settings.out), result, session)
+        Journal.discard(Path(settings.out))
     return result
 
 
@@ -64,17 +76,35 @@ def raise_if_unequal(result: dict[str, Any]) -> None:
 
 def _measure(session: Session) -> dict[str, Any]:
     """Everything that is asked for. `diagnosis` is in the result only where one was."""
-    if session.settings.diagnose is None:
-        session.measure()
+    settings = session.settings
+    if settings.out is not None and not plots.can_plot():
+        session.warnings.append(plots.NO_PLOT)
+    if settings.diagnose is None:
+        _run(session)
         return build_result(session)
     from headsmith.inference.diagnose import check_diagnosis, diagnose
 
     check_diagnosis(session.head)
-    if session.settings.out is not None and not can_plot():
-        session.warnings.append(NO_PLOT)
-    session.measure()
+    _run(session)
     diagnosis = diagnose(session)
     return build_result(session) | {"diagnosis": diagnosis}
+
+
+def _run(session: Session) -> None:
+    """Measures: with `out`, from where an interrupted run stopped; with a port, counted there."""
+    settings, journal = session.settings, None
+    with ExitStack() as stack:
+        if settings.out is not None:
+            key = settings_key(session, prompts_sha256(session.conversations))
+            journal = Journal(Path(settings.out), key)
+            session.wraps.append(journal.wrap)
+        if settings.metrics_port is not None:
+            model = settings.head or session.target.path
+            counters = stack.enter_context(served(model, settings.metrics_port))
+            session.wraps.append(counters.wrap)
+        session.measure()
+    if journal is not None and journal.note:
+        session.warnings.append(journal.note)
 
 
 def quick_tau(

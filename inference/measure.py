@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference import environment
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Called with requests done, requests in all, and what is being run.
 Progress = Callable[[int, int, str], None]
+# A decoder, "drafted" or "plain", and the batch size -> what runs in its place.
+Wrap = Callable[[Any, str, int], Generates]
 # (task, conversation) -> its answers so far
 Answers = dict[tuple[str, str], list[str]]
 
@@ -46,6 +48,7 @@ class Session:
     waves: list[list[Request]] = field(default_factory=list)
     runs: list[BatchRun] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    wraps: list[Wrap] = field(default_factory=list)
     done: int = 0
 
     def measure(self) -> None:
@@ -60,6 +63,9 @@ class Session:
         with_baseline = self.settings.baseline and self.head is not None
         baseline = Arm(self.decoder(batch, plain=True)) if with_baseline else None
         arms = [drafted] if baseline is None else [baseline, drafted]
+        for arm in arms:
+            for wrap in self.wraps:
+                arm.decoder = wrap(arm.decoder, "drafted" if arm is drafted else "plain", batch)
         if self.waves:
             self._warm_up(batch, self.waves[0], len(arms))
             for wave in self.waves:

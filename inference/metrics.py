@@ -25,10 +25,13 @@ from typing import TypedDict
 import numpy as np
 
 from headsmith.inference.records import Pass, Response, Steps
-
-CONFIDENCE = 0.95
-RESAMPLES = 2000
-_RESAMPLE_BLOCK = 4_000_000
+from headsmith.inference.resample import (
+    CONFIDENCE,
+    RESAMPLES,
+    cluster_counts,
+    drawn_sums,
+    interval,
+)
 
 
 class Truncated(TypedDict):
@@ -133,19 +136,12 @@ def bootstrap_tau(
     Turns of one conversation correlate, so the conversation is the cluster (spec/verifier.md 6.5).
     None with fewer than two conversations that have a pass.
     """
-    clusters: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for record in as_steps(records):
-        if record.passes:
-            cluster = clusters[record.conversation]
-            cluster[0] += sum(one.committed for one in record.passes)
-            cluster[1] += len(record.passes)
+    clusters = cluster_counts(as_steps(records))
     if len(clusters) < 2:
         return None
-    sums = np.array(list(clusters.values()), dtype=np.float64)  # [clusters, (committed, passes)]
-    taus = _resampled_ratios(sums, resamples, np.random.default_rng(seed))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(taus, [tail, 1 - tail])
-    return [float(low), float(high)]
+    counts = np.array(list(clusters.values()), dtype=np.float64)  # [clusters, (committed, passes)]
+    drawn = drawn_sums(counts, seed=seed, draws=resamples)
+    return interval(drawn[:, 0] / drawn[:, 1], confidence)
 
 
 def equivalents(records: Sequence[Steps | Response]) -> Equivalents:
@@ -166,18 +162,6 @@ def equivalents(records: Sequence[Steps | Response]) -> Equivalents:
         eagle=_ratio(uncut, len(passes)),
         spec_bench=_ratio(uncut, len(passes)),
     )
-
-
-def _resampled_ratios(sums: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
-    """committed / passes of `resamples` draws with replacement; blocks bound the memory."""
-    clusters = len(sums)
-    block = max(1, _RESAMPLE_BLOCK // clusters)
-    ratios = []
-    for start in range(0, resamples, block):
-        size = (min(block, resamples - start), clusters)
-        drawn = sums[random.integers(clusters, size=size)].sum(axis=1)  # [draws, 2]
-        ratios.append(drawn[:, 0] / drawn[:, 1])
-    return np.concatenate(ratios)
 
 
 def _macro(steps: Sequence[Steps]) -> float | None:

@@ -38,6 +38,12 @@ class Conversation:
     context: tuple[Message, ...] = ()
 
 
+def prompts_sha256(conversations: Sequence[Conversation]) -> str:
+    """A hash of the texts and their names, in their order: the same prompts have the same."""
+    texts = [[one.task, one.id, one.turns, one.context] for one in conversations]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
 def load_prompts(
     source: str, *, data_dir: str | Path | None = None, limit: int | None = None
 ) -> list[Conversation]:

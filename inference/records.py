@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from headsmith.errors import HeadsmithError
 
+RESULT_SCHEMA = "headsmith.result/1"
 FinishReason = Literal["eos", "stop", "length", "context"]
 _TURN = re.compile(r"#\d+$")
 
@@ -86,6 +87,14 @@ class Phases:
             self.draft_s + more.draft_s,
             self.verify_s + more.verify_s,
             self.other_s + more.other_s,
+        )
+
+    def __sub__(self, less: Phases) -> Phases:
+        return Phases(
+            self.prefill_s - less.prefill_s,
+            self.draft_s - less.draft_s,
+            self.verify_s - less.verify_s,
+            self.other_s - less.other_s,
         )
 
 

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headsmith.inference.advice import advice_line
+from headsmith.inference.figures import bounds, gigabytes, number, percent
+
 TAU_FORMULA = (
     "tau = committed tokens / verification passes: bonus token counted, cut at EOS, stop and "
     "limit, prefill not counted"
@@ -37,20 +40,30 @@ MEDUSA_WIRING = (
 
 def print_report(result: dict[str, Any], console: Console) -> None:
     """Prints the tables, the verdicts and the warnings of a result."""
-    console.print(Text(_title(result), style="bold"))
+    console.print(Text(title_of(result), style="bold"))
     console.print(_acceptance(result))
     console.print(Text(TAU_FORMULA, style="dim"))
     positions = _positions(result["overall"])
     if positions is not None:
         console.print(positions)
     console.print(_speed(result["speed"]))
-    for line in (*_verdicts(result), _kept_to(result), _equivalents(result)):
-        if line:
-            console.print(Text(line))
+    for line in statements(result):
+        console.print(Text(line))
     for warning in result["warnings"]:
         console.print(Text(f"warning: {warning}", style="yellow"))
     if looks_unwired(result):
         _print_wiring(console, result["head"]["kind"])
+
+
+def statements(result: dict[str, Any]) -> list[str]:
+    """What the figures say, in sentences: does the head pay, is the text the target's own, how
+    much more would it take to know tau better, which bounds of a gate are met.
+    """
+    lines = [*_verdicts(result), _kept_to(result), _equivalents(result)]
+    lines += [advice_line(result.get("advice"))]
+    for row in result.get("gate", ()):
+        lines.append(f"gate {'met' if row['met'] else 'MISSED'}: {row['says']}")
+    return [line for line in lines if line]
 
 
 def looks_unwired(result: dict[str, Any]) -> bool:
@@ -71,8 +84,8 @@ def open_table(title: str, *columns: str) -> Table:
         collapse_padding=True,
         pad_edge=False,
     )
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
     return table
 
 
@@ -86,11 +99,11 @@ def _acceptance(result: dict[str, Any]) -> Table:
     if len(rows) > 1:
         rows.append(("all", overall))
     for name, metrics in rows:
-        cells = [name, str(metrics["requests"]), str(metrics["tokens"]), _number(metrics["tau"])]
-        cells += [_interval(metrics["tau_ci"]), _number(metrics["tau_macro"])]
+        cells = [name, str(metrics["requests"]), str(metrics["tokens"]), number(metrics["tau"])]
+        cells += [bounds(metrics["tau_ci"]), number(metrics["tau_macro"])]
         if drafted:
-            cells += [_percent(metrics["acceptance_rate"])]
-            cells += [_percent(metrics["zero_accept_fraction"])]
+            cells += [percent(metrics["acceptance_rate"])]
+            cells += [percent(metrics["zero_accept_fraction"])]
         table.add_row(*cells, style="bold" if name == "all" else None)
     return table
 
@@ -99,10 +112,10 @@ def _positions(metrics: dict[str, Any]) -> Table | None:
     """u and c of every draft position; None where nothing was drafted."""
     if not metrics["per_position"]:
         return None
-    numbers = [str(number + 1) for number in range(len(metrics["per_position"]))]
+    numbers = [str(place + 1) for place in range(len(metrics["per_position"]))]
     table = open_table("accepted at draft position", "", *numbers)
-    table.add_row("u: of all passes", *map(_percent, metrics["per_position"]))
-    table.add_row("c: of those that came so far", *map(_percent, metrics["conditional"]))
+    table.add_row("u: of all passes", *map(percent, metrics["per_position"]))
+    table.add_row("c: of those that came so far", *map(percent, metrics["conditional"]))
     return table
 
 
@@ -123,15 +136,15 @@ def _speed(rows: Iterable[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(
             str(row["batch"]),
-            _number(row["baseline_tokens_per_s"], 1),
-            _number(row["tokens_per_s"], 1),
-            _number(row["speedup"]),
-            _number(row["predicted_speedup"]),
+            number(row["baseline_tokens_per_s"], 1),
+            number(row["tokens_per_s"], 1),
+            number(row["speedup"]),
+            number(row["predicted_speedup"]),
             {True: "yes", False: "no", None: "-"}[row["pays"]],
-            _number(row["draft_ms"]),
-            _number(row["verify_ms"]),
-            _number(row["other_ms"]),
-            _gigabytes(row["peak_memory_bytes"]),
+            number(row["draft_ms"]),
+            number(row["verify_ms"]),
+            number(row["other_ms"]),
+            gigabytes(row["peak_memory_bytes"]),
         )
     return table
 
@@ -167,15 +180,15 @@ def _kept_to(result: dict[str, Any]) -> str:
 
 def _drift(lossy: dict[str, Any]) -> str:
     line = (
-        f"LOSSY ({lossy['rule']}): {_percent(lossy['first_choice'])} of {lossy['tokens']} output "
+        f"LOSSY ({lossy['rule']}): {percent(lossy['first_choice'])} of {lossy['tokens']} output "
         "tokens are what the target would choose there, mean log-likelihood "
-        f"{_number(lossy['mean_log_likelihood'])} nats a token"
+        f"{number(lossy['mean_log_likelihood'])} nats a token"
     )
     if lossy["compared_to_greedy"]:
         line += (
-            f" ({_number(lossy['greedy_mean_log_likelihood'])} for plain greedy text); "
+            f" ({number(lossy['greedy_mean_log_likelihood'])} for plain greedy text); "
             f"{lossy['identical_to_greedy']} of {lossy['compared_to_greedy']} outputs are the "
-            f"greedy ones, {_percent(lossy['same_as_greedy_until'])} of the tokens before the "
+            f"greedy ones, {percent(lossy['same_as_greedy_until'])} of the tokens before the "
             "first difference"
         )
     return line
@@ -186,7 +199,7 @@ def _equivalents(result: dict[str, Any]) -> str:
         return ""
     given = result["equivalents"]
     return "the same passes as others count them: " + ", ".join(
-        f"{name} {_number(given[key])}"
+        f"{name} {number(given[key])}"
         for name, key in (
             ("vLLM", "vllm"),
             ("SGLang", "sglang"),
@@ -208,7 +221,8 @@ def _print_wiring(console: Console, kind: str) -> None:
         console.print(Text(f"  - {line}"))
 
 
-def _title(result: dict[str, Any]) -> str:
+def title_of(result: dict[str, Any]) -> str:
+    """What was measured, on what."""
     setup = result["setup"]
     what = f"{result['target']['path']}, {result['target']['dtype']}, {result['device']['name']}"
     if result["head"]:
@@ -223,19 +237,3 @@ def _rule(setup: dict[str, Any]) -> str:
         return ""
     lossy = "" if setup["lossless"] else ", lossy"
     return f", {setup['rule']} at temperature {setup['temperature']:g}{lossy}"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _interval(bounds: list[float] | None) -> str:
-    return "-" if bounds is None else f"{bounds[0]:.2f} .. {bounds[1]:.2f}"
-
-
-def _gigabytes(value: int | None) -> str:
-    return "-" if value is None else f"{value / 1e9:.2f}"

@@ -7,24 +7,26 @@ import os.path
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headsmith.files import atomic_files, weights_sha256, write_json, write_text
 from headsmith.inference import environment
 from headsmith.inference.accept import Rule, Typical
+from headsmith.inference.advice import advise_all
+from headsmith.inference.deciles import compare_deciles, decile_warnings
+from headsmith.inference.degenerate import degenerate_warning, find_degenerate
 from headsmith.inference.diagnose_report import write_diagnosis
 from headsmith.inference.measure import BatchRun, Session
-from headsmith.inference.metrics import Metrics, by_task, equivalents, summarise
-from headsmith.inference.prompts import template_sha256
-from headsmith.inference.records import Response, Steps
+from headsmith.inference.metrics import by_task, equivalents, summarise
+from headsmith.inference.prompts import prompts_sha256, template_sha256
+from headsmith.inference.records import RESULT_SCHEMA, Response, Steps
+from headsmith.inference.report_files import drop_stale_plots, write_report
 from headsmith.inference.speed import speed_row
 
-SCHEMA = "headsmith.result/1"
 # Fewer conversations than this leave tau uncertain by a tenth (spec/verifier.md D10).
 FEW_CONVERSATIONS = 40
-_DEGENERATE_TOKENS = 32
-_DEGENERATE_DISTINCT = 0.3
 
 
 def build_result(session: Session) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def build_result(session: Session) -> dict[str, Any]:
     overall = summarise(drafted, seed=settings.seed)
     rule = settings.make_rule()
     result = {
-        "schema": SCHEMA,
+        "schema": RESULT_SCHEMA,
         "command": settings.command,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": environment.versions(),
@@ -49,11 +51,19 @@ def build_result(session: Session) -> dict[str, Any]:
         "lossy": None if rule.lossless else _lossy(session),
         "equivalents": equivalents(drafted),
     }
-    return result | {"warnings": list(_warnings(session, overall))}
+    decode = partial(session.target.tokenizer.decode, skip_special_tokens=True)
+    result |= {
+        "advice": advise_all(drafted, seed=settings.seed),
+        "deciles": compare_deciles(drafted, seed=settings.seed),
+        "degenerate": find_degenerate(drafted, decode),
+    }
+    return result | {"warnings": list(_warnings(session, result))}
 
 
 def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
-    """Writes the three files, and a diagnosis' own, into `out`: all or, if that fails, none."""
+    """Writes the three files, the report and a diagnosis' own into `out`: all or, if that fails,
+    none.
+    """
     responses = session.runs[0].drafted.responses
     tokenizer = session.target.tokenizer
     answers = (
@@ -73,6 +83,9 @@ def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
         write_json(folder / "result.json", result)
         if "diagnosis" in result:
             write_diagnosis(folder, result["diagnosis"])
+        write_report(folder, result)
+        written = {path.name for path in folder.iterdir()}
+    drop_stale_plots(out, written)
 
 
 def _describe_target(session: Session) -> dict[str, Any]:
@@ -132,6 +145,7 @@ def _describe_setup(session: Session, rule: Rule) -> dict[str, Any]:
         "template_sha256": template_sha256(session.target.tokenizer),
         "system_prompt": settings.system_prompt,
         "prompts": settings.prompts,
+        "prompts_sha256": prompts_sha256(session.conversations),
         "stop": list(settings.stop),
         "context": list(settings.context),
     }
@@ -142,13 +156,15 @@ def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
     size = None
     if head is not None:
         size = sum(one.numel() * one.element_size() for one in head.parameters())
-    return speed_row(
+    row = speed_row(
         run.drafted,
         run.baseline,
         batch=run.batch,
         peak_memory_bytes=run.peak_memory_bytes,
         head_bytes=size,
     )
+    metrics = summarise(run.drafted.responses, seed=session.settings.seed)
+    return row | {"tau": metrics["tau"], "tau_ci": metrics["tau_ci"]}
 
 
 def _equality(session: Session, rule: Rule) -> dict[str, Any]:
@@ -202,7 +218,8 @@ def _share(part: float, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _warnings(session: Session, overall: Metrics) -> Iterable[str]:
+def _warnings(session: Session, result: dict[str, Any]) -> Iterable[str]:
+    overall, degenerate, deciles = (result[key] for key in ("overall", "degenerate", "deciles"))
     yield from session.warnings
     yield from session.builder.warnings
     first, *others = session.runs
@@ -218,24 +235,13 @@ def _warnings(session: Session, overall: Metrics) -> Iterable[str]:
             yield (
                 f"{changed} outputs at batch {run.batch} differ from those at batch {first.batch}"
             )
-    degenerate = sum(is_degenerate(one.output_ids) for one in first.drafted.responses)
-    if degenerate:
-        yield (
-            f"{degenerate} of {overall['requests']} outputs repeat themselves, which is easy to "
-            "draft: tau is higher than on varied text"
-        )
+    for line in (degenerate_warning(degenerate, overall["requests"]), *decile_warnings(deciles)):
+        if line:
+            yield line
 
 
 def _differing(some: Sequence[Response], others: Sequence[Response]) -> int:
     return sum(a.output_ids != b.output_ids for a, b in zip(some, others, strict=True))
-
-
-def is_degenerate(ids: Sequence[int]) -> bool:
-    """True for an output that is long enough to tell and has few distinct pairs of tokens."""
-    if len(ids) < _DEGENERATE_TOKENS:
-        return False
-    pairs = list(zip(ids, ids[1:], strict=False))
-    return len(set(pairs)) < _DEGENERATE_DISTINCT * len(pairs)
 
 
 def _lines(objects: Iterable[dict[str, Any]]) -> str:

@@ -27,6 +27,7 @@ class EvalSettings:
     `target` None: the one that the head's headsmith.json names. `prompts` as in `load_prompts`,
     `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn,
     `context` lengths that the prompts are brought to, `diagnose_depth` of the chains of `diagnose`.
+    `gate` a file of bounds (`gate.load_gate`), `metrics_port` where counters of the run are served.
     `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`.
     """
 
@@ -55,6 +56,8 @@ class EvalSettings:
     context: tuple[int, ...] = ()
     diagnose: str | None = None
     diagnose_depth: int = 8
+    gate: str | None = None
+    metrics_port: int | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -79,6 +82,8 @@ class EvalSettings:
             _one_of("diagnose", self.diagnose, DIAGNOSES)
             if self.drafter != "head":
                 raise HeadsmithError(f"{self.diagnose} is diagnosed of a head; add --head DIR")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise HeadsmithError(f"metrics-port is {self.metrics_port}; ports are 0 to 65535")
         if self.out is not None and Path(self.out).exists() and not Path(self.out).is_dir():
             raise HeadsmithError(f"out is {self.out}, which is a file; name a folder")
         if any(not text for text in self.stop):

@@ -153,6 +153,8 @@ def belongs_in_the_wheel(name: str) -> bool:
     room = name.partition("/")[0]
     if name.endswith(".py"):
         return room in (*ROOMS, "headsmith") and not name.startswith(SCRIPTS)
+    if name.endswith(".j2"):
+        return room == "inference"
     return name == "headsmith/py.typed" or (
         name.endswith((".yaml", ".json") if room == "recipes" else ".jsonl")
         and room in ("recipes", "data")

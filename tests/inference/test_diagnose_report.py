@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from headsmith.cli import cli, run
-from headsmith.inference import diagnose_report, evaluate
+from headsmith.inference import diagnose_report, plots
 from headsmith.inference.diagnose import (
     FIGURES,
 )
@@ -90,8 +90,7 @@ def diagnosed(arguments: list[str], out: Path, *more: str) -> tuple[dict[str, An
 def test_the_command_writes_table_json_and_csv(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "can_plot", lambda: False)
-    monkeypatch.setattr(diagnose_report, "can_plot", lambda: False)
+    monkeypatch.setattr(plots, "can_plot", lambda: False)
     more = ("--context=250,400", "--diagnose-depth=3")
     result, said = diagnosed(arguments, tmp_path, *more)
     drift = result["diagnosis"]["drift"]
@@ -103,7 +102,10 @@ def test_the_command_writes_table_json_and_csv(
     assert "chain:3, by prompt length" in said and "attention" in said
     assert "headsmith[report]" in "".join(result["warnings"])
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"result.json", "steps.jsonl", "responses.jsonl", "drift.csv"}
+    assert names == {
+        *("result.json", "steps.jsonl", "responses.jsonl", "drift.csv"),
+        *("summary.md", "acceptance.csv", "speed.csv", "report.html"),
+    }
     assert len((tmp_path / "drift.csv").read_text().splitlines()) == 7
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,53 @@ def test_target_is_taken_from_the_head(
 ) -> None:
     assert run(cli, ["eval", f"--head={folders[1]}", f"--prompts={folders[2]}"]) == 2
     assert "has no headsmith.json that names its target; add --target" in capsys.readouterr().err
+
+
+def test_a_gate_decides_the_exit_code_after_everything_is_written(
+    folders: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate, out = tmp_path / "gate.yaml", tmp_path / "r.json"
+    more = (f"--gate={gate}", f"--json={out}", "--no-baseline")
+    gate.write_text("- {metric: tau, min: 1}\n- {metric: equality_fails, max: 0}\n")
+    assert run(cli, arguments(folders, *more)) == 0
+    assert [row["met"] for row in json.loads(out.read_text())["gate"]] == [True, True]
+    gate.write_text("- {metric: tau, min: 9}\n- {metric: u_1, task: colours, min: 2}\n")
+    capsys.readouterr()
+    assert run(cli, arguments(folders, *more)) == 1
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert "tau of all prompts is" in line and "; u_1 of colours is" in line
+    assert " ".join(said.out.split()).count("gate MISSED: ") == 2
+    assert [row["met"] for row in json.loads(out.read_text())["gate"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- {metric: taw, min: 1}", "metric 'taw' is unknown"),
+        ("- {metric: tau, task: maths, min: 1}", "task 'maths', which is not among the prompts"),
+    ],
+)
+def test_a_gate_of_unknown_names_is_exit_code_2(
+    text: str,
+    sentence: str,
+    folders: tuple[Path, Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gate.yaml").write_text(text)
+    assert run(cli, arguments(folders, f"--gate={tmp_path / 'gate.yaml'}")) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("headsmith: error: ") and sentence in said
+
+
+def test_counters_that_cannot_be_served_are_refused(
+    folders: tuple[Path, Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(cli, arguments(folders, "--metrics-port=70000")) == 2
+    assert "metrics-port is 70000" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert run(cli, arguments(folders, "--metrics-port=9100")) == 4
+    assert "pip install 'headsmith[metrics]'" in capsys.readouterr().err

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 from headsmith.inference.evaluate import EvalSettings, evaluate, quick_tau, raise_if_unequal
 from headsmith.inference.metrics import summarise
+from headsmith.inference.plots import can_plot
 from headsmith.inference.records import Request, Steps
 from headsmith.inference.report import print_report
-from headsmith.inference.result import is_degenerate
 from headsmith.inference.tree import Chain
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
@@ -52,7 +52,11 @@ SPEED = {
     "peak_memory_bytes",
     "head_bytes",
     "predicted_speedup",
+    "tau",
+    "tau_ci",
 }
+REPORT = {"summary.md", "acceptance.csv", "speed.csv", "report.html"}
+PLOTS = {"positions.png", "histogram.png", "depth.png", "batch.png", "speedup.png"}
 
 
 @dataclass
@@ -108,6 +112,9 @@ def test_result_has_the_schema_and_the_files_agree(measured: Measured) -> None:
         "equality",
         "lossy",
         "equivalents",
+        "advice",
+        "deciles",
+        "degenerate",
         "warnings",
     ]
     assert set(result["tasks"]) == {"colours", "numbers"}
@@ -125,11 +132,9 @@ def test_result_has_the_schema_and_the_files_agree(measured: Measured) -> None:
     assert [one.id for one in steps] == ["0", "1#1", "2", "1#2"]
     answers = lines(out / "responses.jsonl")
     assert [len(one["output_ids"]) for one in answers] == [one.output_tokens for one in steps]
-    assert sorted(path.name for path in out.iterdir()) == [
-        "responses.jsonl",
-        "result.json",
-        "steps.jsonl",
-    ]
+    raw = {"responses.jsonl", "result.json", "steps.jsonl"}
+    drawn = PLOTS if can_plot() else set()
+    assert {path.name for path in out.iterdir()} == raw | REPORT | drawn
 
 
 def test_output_is_the_targets_own(measured: Measured) -> None:
@@ -260,9 +265,3 @@ def test_later_turn_that_no_longer_fits_is_left_out_with_a_warning(
 def test_few_conversations_are_warned_of(settings: EvalSettings) -> None:
     warnings = evaluate(replace(settings, max_new_tokens=1))["warnings"]
     assert any("rests on 3 conversations" in warning for warning in warnings)
-
-
-def test_repeating_output_is_told_from_varied_output() -> None:
-    assert is_degenerate([5, 6] * 30)
-    assert not is_degenerate(list(range(60)))
-    assert not is_degenerate([5] * 20), "too short to say"
