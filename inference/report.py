@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headsmith.inference.sampling import in_words
+
 TAU_FORMULA = (
     "tau = committed tokens / verification passes: bonus token counted, cut at EOS, stop and "
     "limit, prefill not counted"
@@ -152,6 +154,8 @@ def _kept_to(result: dict[str, Any]) -> str:
     """Whether the text is the target's own; for a lossy rule, how far from it."""
     if result["lossy"]:
         return _drift(result["lossy"])
+    if result.get("distribution"):
+        return _chance(result["distribution"])
     equality = result["equality"]
     line = (
         f"equality: {equality['checked']} output tokens checked against the target: "
@@ -163,6 +167,16 @@ def _kept_to(result: dict[str, Any]) -> str:
             "are the plain decoder's token for token"
         )
     return line
+
+
+def _chance(drawn: dict[str, Any]) -> str:
+    """For a rule that keeps the distribution and not the text."""
+    return (
+        f"distribution: {drawn['tokens']} output tokens checked against the target: "
+        f"{drawn['impossible']} that it could not draw; mean log-likelihood "
+        f"{_number(drawn['log_likelihood'])} nats a token, {_number(drawn['expected'])} expected "
+        f"of its own draws (z {_number(drawn['z'])}, within 3 of 0 but for 0.3 % of runs)"
+    )
 
 
 def _drift(lossy: dict[str, Any]) -> str:
@@ -219,10 +233,13 @@ def _title(result: dict[str, Any]) -> str:
 
 def _rule(setup: dict[str, Any]) -> str:
     """The rule in a title; greedy, the default, goes without saying."""
+    given = in_words(setup)
     if setup["rule"] == "greedy":
-        return ""
-    lossy = "" if setup["lossless"] else ", lossy"
-    return f", {setup['rule']} at temperature {setup['temperature']:g}{lossy}"
+        return "".join(f", {one}" for one in given)
+    lossy = [] if setup["lossless"] else ["lossy"]
+    return ", " + ", ".join(
+        [f"{setup['rule']} at temperature {setup['temperature']:g}", *given, *lossy]
+    )
 
 
 def _number(value: float | None, digits: int = 2) -> str:
