@@ -82,7 +82,7 @@ def _nucleus(scores: Tensor, mass: float, slack: float) -> Tensor:
     """bool [n, V]: the fewest likeliest tokens that have `mass` together; of equal ones the lower
     id first.
     """
-    ordered, order = scores.sort(-1, descending=True, stable=True)
+    ordered, order = scores.sort(stable=True, descending=True)
     p = ordered.softmax(-1)
     before = torch.nn.functional.pad(p.cumsum(-1), (1, 0))
     if slack:

@@ -61,15 +61,22 @@ class Ratio:
             rows = self.plain.log_weights(logits[node : node + 1], [places[node]])
             return np.asarray(rows[0].double().softmax(-1).cpu())
 
-        def chance(node: int, sibling: int, probability: float) -> bool:
-            return coin(self.seed, places[node], f"coin {sibling}/") < probability
+        return walk(
+            tree,
+            target,
+            lambda node, sibling, x: self.chance(places[node], sibling, x),
+            lambda node, p: self.draw(places[node], p),
+        )
 
-        def draw(node: int, p: Distribution) -> int:
-            with np.errstate(divide="ignore"):
-                weights = torch.from_numpy(np.log(p)).float()
-            return int((weights + gumbel(self.seed, places[node], len(p))).argmax())
+    def chance(self, place: Place, sibling: int, probability: float) -> bool:
+        """True with that probability; each draft for a place has a coin of its own."""
+        return coin(self.seed, place, f"coin {sibling}/") < probability
 
-        return walk(tree, target, chance, draw)
+    def draw(self, place: Place, p: Distribution) -> int:
+        """A token of p [V], by the noise that plain sampling has there."""
+        with np.errstate(divide="ignore"):
+            weights = torch.from_numpy(np.log(p)).float()
+        return int((weights + gumbel(self.seed, place, len(p))).argmax())
 
 
 def walk(
