@@ -159,12 +159,14 @@ def drawn_tree(root: int, columns: list[int], parents: list[int], drawn: Drawn) 
     """The tree of draws `columns` (into `drawn.ids`) behind `root`, without those that had no
     probability left (a distribution that was cut has fewer tokens than asked for).
     """
-    ids, q = drawn.ids.tolist(), drawn.q
+    behind = [drawn.rows[parent] for parent in parents[1:]]
+    possible = (drawn.q[behind, columns] > 0).tolist()
+    ids = drawn.ids[columns].tolist()
     new, tokens, kept_parents, rows = {0: 0}, [root], [-1], [drawn.rows[0]]
-    for node, (column, parent) in enumerate(zip(columns, parents[1:], strict=True), start=1):
-        if parent in new and q[drawn.rows[parent], column] > 0:
+    for node, parent in enumerate(parents[1:], start=1):
+        if parent in new and possible[node - 1]:
             new[node] = len(tokens)
-            tokens.append(ids[column])
+            tokens.append(ids[node - 1])
             kept_parents.append(new[parent])
             rows.append(drawn.rows[node])
     return Tree(tokens, kept_parents, replace(drawn, rows=rows))
