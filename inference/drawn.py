@@ -83,13 +83,14 @@ class DrawnEagleDrafter(EagleDrafter):
             ]
             states = self.head.feedback(g.flatten(0, 1)).view(batch, count, -1)
             states = states.repeat_interleave(width, 1).flatten(0, 1)
-            ids = self.head.draft_ids[picked.flatten()]
-            g = self._layer(ids, states, spans).view(batch, count * width, -1)
+            fresh = self.head.draft_ids[picked.flatten()]
+            g = self._layer(fresh, states, spans).view(batch, count * width, -1)
         columns = torch.cat(tokens, 1)
         q = torch.cat(drafted, 1).double().exp().cpu()
+        ids = self.head.draft_ids.cpu()
         rows = [node if node < q.shape[1] else -1 for node in range(len(parents))]
         return [
-            drawn_tree(u.tokens[-1], own, parents, Drawn(self.head.draft_ids.cpu(), mine, rows))
+            drawn_tree(u.tokens[-1], own, parents, Drawn(ids, mine, rows))
             for u, own, mine in zip(updates, columns.tolist(), q, strict=True)
         ]
 
