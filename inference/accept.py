@@ -2,8 +2,9 @@
 (spec/verifier.md 3, spec/medusa.md 4).
 
 A rule chooses the target's token behind each row of logits, and keeps a path of a tree. `Greedy`
-and `Sample` are lossless: they keep what they would have chosen without a draft, so the text is
-the same with and without one. `Typical` is not, and says so.
+and `Sample` keep what they would have chosen without a draft, so the text is the same with and
+without one. `Ratio` (headsmith.inference.ratio) keeps the distribution only. `Typical` keeps
+neither, and says so.
 
 Shapes: n rows, V target vocabulary.
 """
@@ -11,12 +12,14 @@ Shapes: n rows, V target vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from headsmith.inference.noise import Place, gumbel
+from headsmith.inference.processors import adjust, cut
+from headsmith.inference.sampling import PLAIN, Shaping
 from headsmith.inference.tree import Tree
 
 # The authors' default; see `Typical`.
@@ -33,49 +36,51 @@ class Accepted:
     bonus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a token is chosen: whose text it is, and its position in it (the prompt counts)."""
-
-    request: str
-    position: int
-
-
 class Rule(Protocol):
-    """What decides between drafts and the target. `lossless`: the text is what plain decoding by
-    the same rule gives, token for token.
+    """What decides between drafts and the target. `lossless`: the text has the distribution that
+    plain decoding by the same rule gives. `coupled`: it is that text, token for token.
     """
 
     lossless: ClassVar[bool]
+    coupled: ClassVar[bool]
 
-    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
-        """Float32 [n, V] whose argmax is the target's choice behind each row of logits [n, V]."""
+    def scores(self, logits: Tensor, places: Sequence[Place], slack: float = 0.0) -> Tensor:
+        """Float32 [n, V] whose argmax is the target's choice behind each row of logits [n, V];
+        -inf where a setting leaves a token out. `slack` as in `processors.cut`.
+        """
         ...
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
-        """The path to keep of a tree of n nodes, from the logits [n, V] and the choices behind
-        them.
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place]
+    ) -> Accepted:
+        """The path to keep of a tree of n nodes, from the logits [n, V], the choices behind them
+        and the places of those.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """The target's argmax, always."""
+    """The argmax of the target's logits, bias and penalties counted, always."""
 
+    shaping: Shaping = PLAIN
     lossless: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
 
-    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
-        return logits
+    def scores(self, logits: Tensor, places: Sequence[Place], slack: float = 0.0) -> Tensor:
+        return adjust(self.shaping, logits, places) if self.shaping.adjusts else logits
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place]
+    ) -> Accepted:
         return follow(tree, choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A draw from the target's distribution at `temperature`: the argmax of logits / temperature +
-    Gumbel noise, which is keyed by seed, request and position (spec/medusa.md 4.5, T1).
+    """A draw from the target's distribution under `temperature` and the other settings: the argmax
+    of logits / temperature + Gumbel noise, which is keyed by seed, request and position
+    (spec/medusa.md 4.5, T1).
 
     Noise depends on nothing else, so nodes of one depth share it, a draft that is dropped is drawn
     again alike, and text and distribution are those of plain sampling with any drafter that
@@ -84,14 +89,25 @@ class Sample:
 
     temperature: float
     seed: int = 0
+    shaping: Shaping = PLAIN
     lossless: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
 
-    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+    def scores(self, logits: Tensor, places: Sequence[Place], slack: float = 0.0) -> Tensor:
         noise = {place: gumbel(self.seed, place, logits.shape[1]) for place in set(places)}
         drawn = torch.stack([noise[place] for place in places]).to(logits.device)
-        return logits.float() / self.temperature + drawn
+        return self.log_weights(logits, places, slack) + drawn
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+    def log_weights(self, logits: Tensor, places: Sequence[Place], slack: float = 0.0) -> Tensor:
+        """What is drawn from, float32 [n, V]: its softmax is the final distribution behind each
+        row, all settings counted.
+        """
+        scores = adjust(self.shaping, logits, places) / self.temperature
+        return cut(self.shaping, scores, slack)
+
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place]
+    ) -> Accepted:
         return follow(tree, choices)
 
 
@@ -109,16 +125,19 @@ class Typical:
     threshold: float = POSTERIOR_THRESHOLD
     alpha: float | None = None
     lossless: ClassVar[bool] = False
+    coupled: ClassVar[bool] = False
 
     @property
     def relaxation(self) -> float:
         """The alpha in use."""
         return math.sqrt(self.threshold) if self.alpha is None else self.alpha
 
-    def scores(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+    def scores(self, logits: Tensor, places: Sequence[Place], slack: float = 0.0) -> Tensor:
         return logits
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place] = ()
+    ) -> Accepted:
         if len(tree) == 1:
             return Accepted([0], choices[0])
         log_p = (logits.float() / self.temperature).log_softmax(-1)
@@ -159,29 +178,3 @@ def follow(tree: Tree, choices: list[int]) -> Accepted:
             return Accepted(path, choices[node])
         node = following
         path.append(node)
-
-
-def gumbel(seed: int, place: Place, size: int) -> Tensor:
-    """Standard Gumbel noise, float32 [size] on the CPU, the same for the same arguments."""
-    key = blake2b(f"{seed}/{place.position}/{place.request}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "big") >> 1)
-    waits = torch.empty(size).exponential_(generator=generator)
-    return -waits.clamp(min=torch.finfo(torch.float32).tiny).log()
-
-
-def make_rule(
-    name: str,
-    temperature: float = 0.0,
-    *,
-    seed: int = 0,
-    threshold: float = POSTERIOR_THRESHOLD,
-    alpha: float | None = None,
-) -> Rule:
-    """The rule of that name (`greedy`, `sample`, `typical`). At temperature 0 all are greedy: one
-    token has all the probability.
-    """
-    if name == "sample" and temperature > 0:
-        return Sample(temperature, seed)
-    if name == "typical" and temperature > 0:
-        return Typical(temperature, threshold, alpha)
-    return GREEDY

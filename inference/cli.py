@@ -50,16 +50,25 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     default="chain:4",
     show_default=True,
     help="chain:DEPTH or tree:NODES,TOPK,DEPTH; for Medusa heads chain:DEPTH, or stored or "
-    "medusa:NODES for the tree that headsmith calibrate made.",
+    "medusa:NODES for the tree that headsmith calibrate made; for rule ratio also "
+    "branches:WIDTH,WIDTH,...",
 )
 @click.option("--drafter", default="head", show_default=True, help="head or none (plain decoding).")
 @click.option(
     "--rule",
     default="greedy",
     show_default=True,
-    help="greedy; sample (lossless too: the text is that of plain sampling); typical (lossy).",
+    help="greedy; sample (lossless too: the text is that of plain sampling); ratio (lossless in "
+    "distribution: drafts drawn from the head); typical (lossy).",
 )
-@click.option("--temperature", type=float, help="Of sample and typical. [default: 1]")
+@click.option("--temperature", type=float, help="Of sample, ratio and typical. [default: 1]")
+@click.option("--top-k", type=int, help="Draw from the K likeliest tokens only.")
+@click.option("--top-p", type=float, help="Draw from the fewest tokens that have P together.")
+@click.option("--min-p", type=float, help="Leave out what is below P times the likeliest.")
+@click.option("--repetition-penalty", type=float, help="On tokens of prompt and output; 1 is off.")
+@click.option("--presence-penalty", type=float, help="On tokens of the output; 0 is off.")
+@click.option("--frequency-penalty", type=float, help="The same for each time; 0 is off.")
+@click.option("--logit-bias", multiple=True, help="ID=VALUE, added to a logit; repeat for several.")
 @click.option("--posterior-threshold", type=float, help="Of typical. [default: 0.09]")
 @click.option("--posterior-alpha", type=float, help="Of typical. [default: sqrt(threshold)]")
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)

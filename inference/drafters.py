@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.cache import KeyValueCache
-from headsmith.inference.tree import Chain, Draft, DynamicTree, Shape, Tree, choose_nodes
+from headsmith.inference.noise import Place
+from headsmith.inference.tree import Branches, Chain, Draft, DynamicTree, Shape, Tree, choose_nodes
 from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.linear import pack_linears
@@ -24,13 +25,15 @@ class Update:
 
     `tokens` [n] are the committed tokens behind the tapped ones, `taps` [n, m, H] the target's own
     states: never the drafter's guesses, never those of rejected nodes. The last token is the root
-    of the next tree, and `last` [H] the target's post-norm state of the token before it.
+    of the next tree, `last` [H] the target's post-norm state of the token before it, and `place`
+    where the token behind the root will stand.
     """
 
     slot: int
     tokens: list[int]
     taps: Tensor
     last: Tensor | None = None
+    place: Place | None = None
 
 
 class Drafter(Protocol):
@@ -70,6 +73,11 @@ class EagleDrafter:
     """
 
     def __init__(self, head: Eagle3Head, target: Target, shape: Draft) -> None:
+        if isinstance(shape, Branches):
+            raise HeadsmithError(
+                f"draft {shape} is a tree of draws, which only rule ratio at a temperature above 0 "
+                "makes; give chain:DEPTH or tree:NODES,TOPK,DEPTH"
+            )
         if not isinstance(shape, Chain | DynamicTree):
             raise HeadsmithError(
                 f"draft {shape} is a tree of a Medusa head, and this head is of kind {head.kind}; "
@@ -79,7 +87,7 @@ class EagleDrafter:
         self.head = copy.deepcopy(head).to(target.device, target.dtype).requires_grad_(False).eval()
         pack_linears(self.head)
         self.target, self.taps = target, head.taps
-        self.shape: Chain | DynamicTree = shape
+        self.shape: Shape = shape
         self._cache = KeyValueCache(0, 0)
         self._lengths: list[int] = []
 
@@ -97,6 +105,7 @@ class EagleDrafter:
         g = self._extend(updates)
         if isinstance(self.shape, Chain):
             return self._chains(slots, roots, g, self.shape.depth)
+        assert isinstance(self.shape, DynamicTree)
         return self._trees(slots, roots, g, self.shape)
 
     def _extend(self, updates: Sequence[Update]) -> Tensor:

@@ -11,14 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from headsmith.errors import HeadsmithError
-from headsmith.inference.accept import GREEDY, Place, Rule
+from headsmith.inference.accept import GREEDY, Rule
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
+from headsmith.inference.noise import Place
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
@@ -48,15 +50,31 @@ class _Active:
     def length(self) -> int:
         return len(self.request.prompt_ids) + len(self.output)
 
+    def places(self, tree: Tree) -> list[Place]:
+        """Where the tokens behind each node of a tree stand, whose root is the last committed
+        token.
+        """
+        request, written = self.request, self.output
+        return [
+            Place(request.name, self.length + len(path), request.prompt_ids, written, path)
+            for path in tree.paths
+        ]
+
+    def next_place(self) -> Place:
+        """Where the next token stands."""
+        request = self.request
+        return Place(request.name, self.length, request.prompt_ids, self.output)
+
 
 @dataclass(slots=True)
 class _Verified:
-    """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node,
-    the states of each.
+    """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node
+    and its place, the states of each.
     """
 
     logits: Tensor
     choices: list[int]
+    places: list[Place]
     states: Features
 
 
@@ -157,7 +175,7 @@ class Decoder:
             last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
             logits = self.target.logits(features.last[last])
             self._refuse_nan(fresh, logits)
-            places = [Place(a.request.name, len(a.request.prompt_ids)) for a in fresh]
+            places = [a.next_place() for a in fresh]
             first = self.rule.scores(logits, places).argmax(-1).tolist()
             taps = features.taps.split([s.length for s in spans])
             for a, token, tapped, state in zip(
@@ -165,7 +183,8 @@ class Decoder:
             ):
                 a.cached = len(a.request.prompt_ids)
                 self._commit(a, [token])
-                a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], tapped, state)
+                shifted = [*a.request.prompt_ids[1:], token]
+                a.update = Update(a.slot, shifted, tapped, state, a.next_place())
 
     def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
         """NaN in a prompt's states reaches all that follows, so looking here is enough."""
@@ -207,22 +226,21 @@ class Decoder:
         ids = torch.tensor([t for tree in trees for t in tree.tokens], device=self.target.device)
         features = self.target.run(ids, spans, self.cache, self._taps)
         logits = self.target.logits(features.last)
-        places = [
-            Place(a.request.name, a.length + depth)
-            for a, tree in zip(active, trees, strict=True)
-            for depth in tree.depths
-        ]
+        places = [a.places(tree) for a, tree in zip(active, trees, strict=True)]
         sizes = [len(tree) for tree in trees]
-        choices = self.rule.scores(logits, places).argmax(-1).cpu().split(sizes)
+        scores = self.rule.scores(logits, list(chain.from_iterable(places)))
+        choices = scores.argmax(-1).cpu().split(sizes)
         states = map(Features, features.taps.split(sizes), features.last.split(sizes))
         return [
-            _Verified(rows, chosen.tolist(), seen)
-            for rows, chosen, seen in zip(logits.split(sizes), choices, states, strict=True)
+            _Verified(rows, chosen.tolist(), where, seen)
+            for rows, chosen, where, seen in zip(
+                logits.split(sizes), choices, places, states, strict=True
+            )
         ]
 
     def _accept(self, a: _Active, tree: Tree, seen: _Verified) -> None:
         """Commit the path that the rule keeps and the token behind it."""
-        accepted = self.rule.accept(tree, seen.logits, seen.choices)
+        accepted = self.rule.accept(tree, seen.logits, seen.choices, seen.places)
         path = accepted.path
         new = [*(tree.tokens[node] for node in path[1:]), accepted.bonus]
         committed = self._commit(a, new)
@@ -231,7 +249,8 @@ class Decoder:
             self.cache.keep(a.slot, a.cached, path)
             a.cached += len(path)
             assert a.cached == a.length - 1, "the cache holds every committed token but the root"
-            a.update = Update(a.slot, new, seen.states.taps[path], seen.states.last[path[-1]])
+            taps, last = seen.states.taps[path], seen.states.last[path[-1]]
+            a.update = Update(a.slot, new, taps, last, a.next_place())
 
     def _commit(self, a: _Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""

@@ -64,7 +64,15 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
 
 
 def raise_if_unequal(result: dict[str, Any]) -> None:
-    """EqualityFailed (exit code 3) when an output token is not the target's own choice."""
+    """EqualityFailed (exit code 3) when an output token is not the target's own choice, or could
+    not be its draw.
+    """
+    drawn = result.get("distribution")
+    if drawn and drawn["impossible"]:
+        raise EqualityFailed(
+            f"{drawn['impossible']} of {drawn['tokens']} output tokens could not be drawn from the "
+            "target under these settings; this is a fault of the decoder, not of the head"
+        )
     equality = result["equality"]
     if equality and equality["fails"]:
         raise EqualityFailed(

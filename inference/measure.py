@@ -132,7 +132,8 @@ class Session:
         drafter = None
         if not plain:
             assert self.head is not None
-            drafter = make_drafter(self.head, self.target, parse_shape(self.settings.draft))
+            shape = parse_shape(self.settings.draft)
+            drafter = make_drafter(self.head, self.target, shape, rule)
         return Decoder(
             self.target,
             drafter,

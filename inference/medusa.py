@@ -13,7 +13,7 @@ from torch import Tensor
 from headsmith.errors import HeadsmithError
 from headsmith.inference.drafters import Update
 from headsmith.inference.rank_tree import build_tree
-from headsmith.inference.tree import Calibrated, Chain, Draft, RankTree, Shape, Tree
+from headsmith.inference.tree import Branches, Calibrated, Chain, Draft, RankTree, Shape, Tree
 from headsmith.models.linear import pack_linears
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.target import Target
@@ -63,17 +63,20 @@ def best_tokens(head: MedusaHead, target: Target, last: Tensor, depth: int, rank
     """The likeliest target ids of the first `depth` heads, best first: last [n, H] -> int64 [n,
     depth, ranks].
     """
+    return head.draft_ids[head_logits(head, target, last, depth).topk(ranks).indices]
+
+
+def head_logits(head: MedusaHead, target: Target, last: Tensor, depth: int) -> Tensor:
+    """Logits of the first `depth` heads: last [n, H] -> [n, depth, D]."""
     states = torch.stack([head.state(k, last) for k in range(depth)], 1)
     if head.config.lm_head == "private":
         parts = [head.logits(k, states[:, k], target) for k in range(depth)]
-        logits = torch.stack(parts, 1)
-    else:
-        # One lm_head for all: one product, by the target's own packed weight if it is the target's.
-        flat = states.flatten(0, 1)
-        shared = head.config.lm_head == "shared"
-        logits = target.logits(flat) if shared else head.logits(0, flat, target)
-        logits = logits.view(len(last), depth, -1)
-    return head.draft_ids[logits.topk(ranks).indices]
+        return torch.stack(parts, 1)
+    # One lm_head for all: one product, by the target's own packed weight if it is the target's.
+    flat = states.flatten(0, 1)
+    shared = head.config.lm_head == "shared"
+    logits = target.logits(flat) if shared else head.logits(0, flat, target)
+    return logits.view(len(last), depth, -1)
 
 
 def tree_of(head: MedusaHead, shape: Draft) -> RankTree:
@@ -85,6 +88,11 @@ def tree_of(head: MedusaHead, shape: Draft) -> RankTree:
         tree = _calibrated(head, shape)
     elif isinstance(shape, RankTree):
         tree = shape
+    elif isinstance(shape, Branches):
+        raise HeadsmithError(
+            f"draft {shape} is a tree of draws, which only rule ratio at a temperature above 0 "
+            "makes; give chain:DEPTH, stored or medusa:NODES"
+        )
     else:
         raise HeadsmithError(
             f"draft {shape} needs a head that reads its own drafts, which Medusa heads do not; "

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from headsmith.inference.advice import advice_line
 from headsmith.inference.figures import bounds, gigabytes, number, percent
+from headsmith.inference.sampling import in_words
 
 TAU_FORMULA = (
     "tau = committed tokens / verification passes: bonus token counted, cut at EOS, stop and "
@@ -165,6 +166,8 @@ def _kept_to(result: dict[str, Any]) -> str:
     """Whether the text is the target's own; for a lossy rule, how far from it."""
     if result["lossy"]:
         return _drift(result["lossy"])
+    if result.get("distribution"):
+        return _chance(result["distribution"])
     equality = result["equality"]
     line = (
         f"equality: {equality['checked']} output tokens checked against the target: "
@@ -176,6 +179,16 @@ def _kept_to(result: dict[str, Any]) -> str:
             "are the plain decoder's token for token"
         )
     return line
+
+
+def _chance(drawn: dict[str, Any]) -> str:
+    """For a rule that keeps the distribution and not the text."""
+    return (
+        f"distribution: {drawn['tokens']} output tokens checked against the target: "
+        f"{drawn['impossible']} that it could not draw; mean log-likelihood "
+        f"{number(drawn['log_likelihood'])} nats a token, {number(drawn['expected'])} expected "
+        f"of its own draws (z {number(drawn['z'])}, within 3 of 0 but for 0.3 % of runs)"
+    )
 
 
 def _drift(lossy: dict[str, Any]) -> str:
@@ -233,7 +246,10 @@ def title_of(result: dict[str, Any]) -> str:
 
 def _rule(setup: dict[str, Any]) -> str:
     """The rule in a title; greedy, the default, goes without saying."""
+    given = in_words(setup)
     if setup["rule"] == "greedy":
-        return ""
-    lossy = "" if setup["lossless"] else ", lossy"
-    return f", {setup['rule']} at temperature {setup['temperature']:g}{lossy}"
+        return "".join(f", {one}" for one in given)
+    lossy = [] if setup["lossless"] else ["lossy"]
+    return ", " + ", ".join(
+        [f"{setup['rule']} at temperature {setup['temperature']:g}", *given, *lossy]
+    )

@@ -21,6 +21,7 @@ from headsmith.inference.diagnose_report import write_diagnosis
 from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import by_task, equivalents, summarise
 from headsmith.inference.prompts import prompts_sha256, template_sha256
+from headsmith.inference.ratio import Ratio
 from headsmith.inference.records import RESULT_SCHEMA, Response, Steps
 from headsmith.inference.report_files import drop_stale_plots, write_report
 from headsmith.inference.speed import speed_row
@@ -47,7 +48,8 @@ def build_result(session: Session) -> dict[str, Any]:
         "tasks": by_task(drafted, seed=settings.seed),
         "overall": overall,
         "speed": [_speed(session, run) for run in session.runs],
-        "equality": _equality(session, rule) if rule.lossless else None,
+        "equality": _equality(session, rule) if rule.coupled else None,
+        "distribution": _distribution(session, rule) if isinstance(rule, Ratio) else None,
         "lossy": None if rule.lossless else _lossy(session),
         "equivalents": equivalents(drafted),
     }
@@ -139,6 +141,7 @@ def _describe_setup(session: Session, rule: Rule) -> dict[str, Any]:
         "temperature": settings.used_temperature,
         "posterior_threshold": rule.threshold if isinstance(rule, Typical) else None,
         "posterior_alpha": rule.relaxation if isinstance(rule, Typical) else None,
+        **settings.shaping.describe(),
         "seed": settings.seed,
         "max_new_tokens": settings.max_new_tokens,
         "batch": list(settings.batch),
@@ -167,22 +170,33 @@ def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
     return row | {"tau": metrics["tau"], "tau_ci": metrics["tau_ci"]}
 
 
-def _equality(session: Session, rule: Rule) -> dict[str, Any]:
-    """The margin check over every distinct output, and how many equal the baseline's."""
-    from headsmith.inference.equality import check_equality
-
-    # Prompts alike are drawn for apart, so the name tells outputs apart too.
+def _distinct(session: Session) -> list[Response]:
+    """Every distinct output. Prompts alike are drawn for apart, so outputs go by name too."""
     distinct: dict[tuple[str, tuple[int, ...]], Response] = {}
     for run in session.runs:
         for one in run.drafted.responses:
             distinct[one.request.name, tuple(one.output_ids)] = one
+    return list(distinct.values())
+
+
+def _distribution(session: Session, rule: Ratio) -> dict[str, Any]:
+    """Whether the outputs could be the target's own draws."""
+    from headsmith.inference.distribution import check_distribution
+
+    return asdict(check_distribution(session.target, _distinct(session), rule))
+
+
+def _equality(session: Session, rule: Rule) -> dict[str, Any]:
+    """The margin check over every distinct output, and how many equal the baseline's."""
+    from headsmith.inference.equality import check_equality
+
     compared = [
         (mine.output_ids, plain.output_ids)
         for run in session.runs
         if run.baseline is not None
         for mine, plain in zip(run.drafted.responses, run.baseline.responses, strict=True)
     ]
-    return asdict(check_equality(session.target, list(distinct.values()), rule=rule)) | {
+    return asdict(check_equality(session.target, _distinct(session), rule=rule)) | {
         "compared_to_baseline": len(compared),
         "identical_to_baseline": sum(mine == plain for mine, plain in compared),
     }

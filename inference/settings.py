@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.prompts import DEFAULT_TASK
+from headsmith.inference.sampling import Shaping, parse_bias, refuse_for
 
 if TYPE_CHECKING:
     from headsmith.inference.accept import Rule
 
 DRAFTERS = ("head", "none")
-RULES = ("greedy", "sample", "typical")
+RULES = ("greedy", "sample", "ratio", "typical")
 DIAGNOSES = ("drift",)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -28,7 +29,8 @@ class EvalSettings:
     `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn,
     `context` lengths that the prompts are brought to, `diagnose_depth` of the chains of `diagnose`.
     `gate` a file of bounds (`gate.load_gate`), `metrics_port` where counters of the run are served.
-    `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`.
+    `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`; from
+    `top_k` to `logit_bias` (`ID=VALUE` texts) as in `sampling.Shaping`.
     """
 
     target: str | None = None
@@ -41,6 +43,13 @@ class EvalSettings:
     temperature: float | None = None
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[str, ...] = ()
     max_new_tokens: int = 128
     batch: tuple[int, ...] = (1,)
     dtype: str = "float32"
@@ -113,17 +122,37 @@ class EvalSettings:
                 )
             if not 0 < value <= 1:
                 raise HeadsmithError(f"posterior-{key} is {value}; it must be above 0, at most 1")
+        refuse_for(name, self.shaping)
         if name == "typical" and self.drafter != "head":
             raise HeadsmithError("rule typical judges the drafts of a head; add --head DIR")
 
     def make_rule(self) -> Rule:
         """The rule that accepts drafts and chooses tokens."""
-        from headsmith.inference.accept import POSTERIOR_THRESHOLD, make_rule
+        from headsmith.inference.accept import POSTERIOR_THRESHOLD
+        from headsmith.inference.rules import make_rule
 
-        threshold = self.posterior_threshold or POSTERIOR_THRESHOLD
-        alpha = self.posterior_alpha
-        temperature = self.used_temperature
-        return make_rule(self.rule, temperature, seed=self.seed, threshold=threshold, alpha=alpha)
+        return make_rule(
+            self.rule,
+            self.used_temperature,
+            seed=self.seed,
+            shaping=self.shaping,
+            threshold=self.posterior_threshold or POSTERIOR_THRESHOLD,
+            alpha=self.posterior_alpha,
+        )
+
+    @property
+    def shaping(self) -> Shaping:
+        """The sampling settings besides temperature; HeadsmithError for one that is none."""
+        given = {
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition": self.repetition_penalty,
+            "presence": self.presence_penalty,
+            "frequency": self.frequency_penalty,
+        }
+        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return Shaping(bias=parse_bias(self.logit_bias), **known)
 
     @property
     def used_temperature(self) -> float:

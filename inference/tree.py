@@ -2,7 +2,8 @@
 committed token.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -113,8 +114,42 @@ class Calibrated:
         return "stored" if self.nodes is None else f"medusa:{self.nodes}"
 
 
-Shape = Chain | DynamicTree | RankTree
-Draft = Chain | DynamicTree | RankTree | Calibrated
+@dataclass(frozen=True)
+class Branches:
+    """Draft shape of drawn trees: every node at depth m has `widths[m]` children, drawn without
+    replacement. A chain is one of widths 1.
+    """
+
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for number, width in enumerate(self.widths, start=1):
+            _positive(self, **{f"width {number}": width})
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """How many nodes each depth has, from depth 1."""
+        return [math.prod(self.widths[: m + 1]) for m in range(self.depth)]
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.levels)
+
+    @property
+    def topk(self) -> int:
+        """Nodes of the fullest depth."""
+        return self.levels[-1]
+
+    @property
+    def depth(self) -> int:
+        return len(self.widths)
+
+    def __str__(self) -> str:
+        return f"branches:{','.join(map(str, self.widths))}"
+
+
+Shape = Chain | DynamicTree | RankTree | Branches
+Draft = Chain | DynamicTree | RankTree | Branches | Calibrated
 
 
 def _positive(shape: object, **sizes: int) -> None:
@@ -123,8 +158,10 @@ def _positive(shape: object, **sizes: int) -> None:
             raise HeadsmithError(f"draft {shape}: {name} is {value}; it must be at least 1")
 
 
-def parse_shape(text: str) -> Chain | DynamicTree | Calibrated:
-    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `medusa:NODES` or `stored`. Raises HeadsmithError."""
+def parse_shape(text: str) -> Chain | DynamicTree | Branches | Calibrated:
+    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `branches:WIDTH,...`, `medusa:NODES` or `stored`.
+    Raises HeadsmithError.
+    """
     if text == "stored":
         return Calibrated()
     kind, _, sizes = text.partition(":")
@@ -134,24 +171,41 @@ def parse_shape(text: str) -> Chain | DynamicTree | Calibrated:
             return Chain(numbers[0])
         if kind == "tree" and len(numbers) == 3:
             return DynamicTree(*numbers)
+        if kind == "branches":
+            return Branches(tuple(numbers))
         if kind == "medusa" and len(numbers) == 1:
             return Calibrated(numbers[0])
     except ValueError:
         pass
     raise HeadsmithError(
         f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, nor for a Medusa head "
-        "medusa:NODES or stored; give for example chain:4"
+        "medusa:NODES or stored, nor for rule ratio branches:WIDTH,WIDTH,...; give for example "
+        "chain:4"
     )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the children of a tree's nodes were drawn from, without replacement, the eldest first.
+
+    `ids` int64 [D] are the drafter's target ids, `q` float64 [R, D] its distributions, `rows[i]`
+    the one behind node i, or -1 where nothing was drawn.
+    """
+
+    ids: Tensor
+    q: Tensor
+    rows: list[int]
 
 
 @dataclass(frozen=True)
 class Tree:
     """Tokens of a tree in an order where parents precede children; node 0 is the root, its parent
-    is -1.
+    is -1. `drawn` None: no draft is a draw.
     """
 
     tokens: list[int]
     parents: list[int]
+    drawn: Drawn | None = None
 
     @classmethod
     def chain(cls, tokens: list[int]) -> "Tree":
@@ -172,6 +226,14 @@ class Tree:
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
+
+    @cached_property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Tokens of every node and its ancestors, the root left out, eldest first."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append(() if parent < 0 else (*paths[parent], token))
+        return paths
 
     @property
     def depth(self) -> int:
@@ -202,7 +264,11 @@ class Tree:
             return self
         kept = [node for node, d in enumerate(self.depths) if d <= depth]
         renumbered = {node: i for i, node in enumerate(kept)} | {-1: -1}
-        return Tree([self.tokens[i] for i in kept], [renumbered[self.parents[i]] for i in kept])
+        drawn = self.drawn
+        if drawn is not None:
+            drawn = replace(drawn, rows=[drawn.rows[i] for i in kept])
+        parents = [renumbered[self.parents[i]] for i in kept]
+        return Tree([self.tokens[i] for i in kept], parents, drawn)
 
 
 def choose_nodes(tokens: Tensor, scores: Tensor, parents: Tensor, root: int, count: int) -> Tree:

@@ -110,6 +110,7 @@ def test_result_has_the_schema_and_the_files_agree(measured: Measured) -> None:
         "overall",
         "speed",
         "equality",
+        "distribution",
         "lossy",
         "equivalents",
         "advice",
