@@ -52,12 +52,13 @@ class _Active:
 @dataclass(slots=True)
 class _Verified:
     """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node,
-    the states of each.
+    the states of each; its likeliest tokens where the drafter reads them.
     """
 
     logits: Tensor
     choices: list[int]
     states: Features
+    likeliest: list[int] | None = None
 
 
 class Decoder:
@@ -93,6 +94,7 @@ class Decoder:
             tokenizer=target.tokenizer,
         )
         self._taps = drafter.taps if drafter is not None else ()
+        self._reads_likeliest = getattr(drafter, "reads_likeliest", False)
         self.phases = Phases()
 
     @torch.inference_mode()
@@ -138,7 +140,8 @@ class Decoder:
         self.cache = KeyValueCache(self.batch, committed + (shape.nodes if shape else 0) + 1)
         if self.drafter is not None and shape is not None:
             # A beam search keeps topk nodes of each level behind the committed rows.
-            self.drafter.reset(self.batch, committed + getattr(shape, "topk", 1) * shape.depth + 1)
+            drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth)
+            self.drafter.reset(self.batch, committed + drafted + 1)
         self.phases = Phases()
 
     def _admit(self, index: int, request: Request, slot: int) -> _Active:
@@ -165,7 +168,8 @@ class Decoder:
             ):
                 a.cached = len(a.request.prompt_ids)
                 self._commit(a, [token])
-                a.update = Update(a.slot, [*a.request.prompt_ids[1:], token], tapped, state)
+                tokens = [*a.request.prompt_ids[1:], token]
+                a.update = Update(a.slot, tokens, tapped, state, a.request)
 
     def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
         """NaN in a prompt's states reaches all that follows, so looking here is enough."""
@@ -215,10 +219,14 @@ class Decoder:
         sizes = [len(tree) for tree in trees]
         choices = self.rule.scores(logits, places).argmax(-1).cpu().split(sizes)
         states = map(Features, features.taps.split(sizes), features.last.split(sizes))
-        return [
+        verified = [
             _Verified(rows, chosen.tolist(), seen)
             for rows, chosen, seen in zip(logits.split(sizes), choices, states, strict=True)
         ]
+        if self._reads_likeliest:
+            for one in verified:
+                one.likeliest = one.logits.argmax(-1).tolist()
+        return verified
 
     def _accept(self, a: _Active, tree: Tree, seen: _Verified) -> None:
         """Commit the path that the rule keeps and the token behind it."""
@@ -231,7 +239,8 @@ class Decoder:
             self.cache.keep(a.slot, a.cached, path)
             a.cached += len(path)
             assert a.cached == a.length - 1, "the cache holds every committed token but the root"
-            a.update = Update(a.slot, new, seen.states.taps[path], seen.states.last[path[-1]])
+            taps, last = seen.states.taps[path], seen.states.last[path[-1]]
+            a.update = Update(a.slot, new, taps, last, likeliest=seen.likeliest)
 
     def _commit(self, a: _Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""

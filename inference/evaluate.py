@@ -100,7 +100,7 @@ def quick_tau(
 def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
     target = load_target(settings)
-    if settings.drafter == "none":
+    if settings.drafter != "head":
         return target, None, []
     return target, *load_matching_head(settings, target)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.drafter_choice import Lookahead
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class DynamicTree:
 
 @dataclass(frozen=True)
 class RankTree:
-    """Draft shape of Medusa heads (spec/medusa.md 3.1): path (a_1, .., a_m) is a node m deep, whose
-    token is the a_m-th best of head m (from 0 the best) behind the node of the path without a_m.
+    """Draft shape of one fixed tree (spec/medusa.md 3.1): path (a_1, .., a_m) is a node m deep,
+    whose token is the a_m-th best (from 0 the best) behind the node of the path without a_m. Medusa
+    heads rank the tokens of depth m alike for all nodes, other models for each node.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -113,7 +115,7 @@ class Calibrated:
         return "stored" if self.nodes is None else f"medusa:{self.nodes}"
 
 
-Shape = Chain | DynamicTree | RankTree
+Shape = Chain | DynamicTree | RankTree | Lookahead
 Draft = Chain | DynamicTree | RankTree | Calibrated
 
 
@@ -123,11 +125,17 @@ def _positive(shape: object, **sizes: int) -> None:
             raise HeadsmithError(f"draft {shape}: {name} is {value}; it must be at least 1")
 
 
-def parse_shape(text: str) -> Chain | DynamicTree | Calibrated:
-    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `medusa:NODES` or `stored`. Raises HeadsmithError."""
+def parse_shape(text: str) -> Draft:
+    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `static:FILE`, `medusa:NODES` or `stored`. Raises
+    HeadsmithError.
+    """
     if text == "stored":
         return Calibrated()
     kind, _, sizes = text.partition(":")
+    if kind == "static" and sizes:
+        from headsmith.inference.rank_tree import read_static
+
+        return read_static(sizes)
     try:
         numbers = [int(size) for size in sizes.split(",")]
         if kind == "chain" and len(numbers) == 1:
@@ -139,8 +147,8 @@ def parse_shape(text: str) -> Chain | DynamicTree | Calibrated:
     except ValueError:
         pass
     raise HeadsmithError(
-        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, nor for a Medusa head "
-        "medusa:NODES or stored; give for example chain:4"
+        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH nor static:FILE, nor for "
+        "a Medusa head medusa:NODES or stored; give for example chain:4"
     )
 
 
