@@ -119,6 +119,12 @@ def test_a_name_given_twice_is_refused(tmp_path: Path) -> None:
         ('{"prompt": [3]}', r"line 2 has a turn that is empty or not a text"),
         ('{"messages": [{"role": "user"}]}', r"line 2 has a message that is not"),
         ('{"messages": "hello"}', r"line 2 has a message that is not"),
+        ('{"prompt": "x", "given": 3}', r"line 2: `given` is neither a text nor a list of 1"),
+        (
+            '{"turns": ["x", "y"], "given": "z"}',
+            r"line 2: `given` is neither a text nor a list of 2",
+        ),
+        ('{"turns": ["x", "y"], "given": ["z", 2]}', r"line 2 has a `given` that is not a text"),
         (
             '{"messages": [{"role": "assistant", "content": "x"}]}',
             r"line 2 has no message with the role `user`",
