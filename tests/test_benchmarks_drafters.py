@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,9 +18,11 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.loading import load_model
 from headsmith.models.target import Target
 
+Script = Callable[[str], ModuleType]
+
 
 @pytest.fixture
-def script(root: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def script(root: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """script(name): a benchmark, as it is when it is launched by path."""
     monkeypatch.syspath_prepend(root / "benchmarks")
     return importlib.import_module
@@ -40,9 +43,9 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 def test_drafters_are_compared_in_one_table(
-    script: object, asked: str, tiny_target_dir: Path, tmp_path: Path
+    script: Script, asked: str, tiny_target_dir: Path, tmp_path: Path
 ) -> None:
-    drafters: ModuleType = script("drafters")
+    drafters = script("drafters")
     target = Target.load(tiny_target_dir)
     Eagle3Head.for_target(target, torch.arange(target.vocab_size)).save(tmp_path / "head")
     out = tmp_path / "drafters.json"
@@ -67,7 +70,7 @@ def test_drafters_are_compared_in_one_table(
 
 
 def test_a_cut_is_the_targets_first_blocks(
-    script: object, tiny_target_dir: Path, tmp_path: Path
+    script: Script, tiny_target_dir: Path, tmp_path: Path
 ) -> None:
     path = script("drafters").cut(str(tiny_target_dir), 2, tmp_path / "cut")
     whole, part = (load_model(str(p), None, torch.float32)[0] for p in (tiny_target_dir, path))
@@ -79,14 +82,14 @@ def test_a_cut_is_the_targets_first_blocks(
 
 @pytest.mark.parametrize("text", ["cut:8", "cut:0", "cut:x", "cut"])
 def test_a_cut_that_is_none(
-    text: str, script: object, tiny_target_dir: Path, capsys: pytest.CaptureFixture[str]
+    text: str, script: Script, tiny_target_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [f"--target={tiny_target_dir}", f"--drafter={text}", "--device=cpu"]
     assert run(script("drafters").main, arguments) == 2
     assert "cut" in capsys.readouterr().err
 
 
-def test_words_are_edited(script: object) -> None:
+def test_words_are_edited(script: Script) -> None:
     edited = script("given_text").edited
     text = " ".join(f"w{i}" for i in range(100))
     assert edited(text, 0, random.Random(0)) == text
@@ -99,7 +102,7 @@ def test_words_are_edited(script: object) -> None:
 
 @pytest.mark.slow
 def test_edits_are_measured(
-    script: object, asked: str, tiny_target_dir: Path, tmp_path: Path
+    script: Script, asked: str, tiny_target_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "edits.json"
     arguments = [f"--target={tiny_target_dir}", asked, "--device=cpu", "--change=0,30"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,7 @@ def headless(settings: EvalSettings) -> EvalSettings:
     return replace(settings, head=None, drafter="none", max_new_tokens=6)
 
 
-def measured(settings: EvalSettings, **changes: object) -> dict[str, object]:
+def measured(settings: EvalSettings, **changes: Any) -> dict[str, Any]:
     """The result, whose text must be the target's own and the baseline's."""
     result = evaluate(replace(settings, **{"draft": ""} | changes))
     equality = result["equality"]
@@ -60,9 +61,7 @@ def test_the_target_drafts_for_itself(headless: EvalSettings) -> None:
 
 
 @pytest.mark.slow
-def test_given_texts_of_a_file_and_of_the_prompts(
-    headless: EvalSettings, write: object, tmp_path: Path
-) -> None:
+def test_given_texts_of_a_file_and_of_the_prompts(headless: EvalSettings, tmp_path: Path) -> None:
     """Given its own answers a target commits whole drafts."""
     plain = evaluate(replace(headless, out=str(tmp_path / "plain")))
     assert plain["overall"]["tau"] == 1
