@@ -61,7 +61,7 @@ def test_drafters_are_compared_in_one_table(
         assert row["metrics"]["requests"] == row["same_as_plain"] == 3
         assert row["equality"]["exact"] == row["equality"]["checked"] == row["metrics"]["tokens"]
         assert set(row["tasks"]) == {"a", "b"}
-        assert row["hit"] == (0 if row["name"] == "nothing" else pytest.approx(row["hit"]))
+        assert 0 <= row["hit"] <= 1 and (row["hit"] == 0 or row["name"] != "nothing")
     by_name = {row["name"]: row for row in rows}
     assert by_name["nothing"]["metrics"]["tau"] == by_name["nothing"]["speed"]["speedup"] == 1
     assert by_name["cut:2"]["drafter"].startswith("model:") and by_name["mine"]["hit"] == 1
@@ -82,9 +82,13 @@ def test_a_cut_is_the_targets_first_blocks(
 
 @pytest.mark.parametrize("text", ["cut:8", "cut:0", "cut:x", "cut"])
 def test_a_cut_that_is_none(
-    text: str, script: Script, tiny_target_dir: Path, capsys: pytest.CaptureFixture[str]
+    text: str,
+    script: Script,
+    asked: str,
+    tiny_target_dir: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [f"--target={tiny_target_dir}", f"--drafter={text}", "--device=cpu"]
+    arguments = [f"--target={tiny_target_dir}", asked, f"--drafter={text}", "--device=cpu"]
     assert run(script("drafters").main, arguments) == 2
     assert "cut" in capsys.readouterr().err
 
@@ -114,4 +118,5 @@ def test_edits_are_measured(
     for row in rows:
         assert row["metrics"]["requests"] == row["same_as_plain"] == 3
         assert row["equality"]["fails"] == 0
-    assert rows[0]["metrics"]["tau"] > 1 and "30 %" in said.output
+        assert row["metrics"]["nodes_per_token"] > 0
+    assert "30 %" in said.output
