@@ -26,6 +26,7 @@ from rich.table import Table
 from headsmith.cli import run
 from headsmith.errors import EqualityFailed, HeadsmithError
 from headsmith.files import write_json
+from headsmith.inference.accept import GREEDY, Rule
 from headsmith.inference.cli import context_lengths
 from headsmith.inference.context import bring_to, context_of
 from headsmith.inference.equality import Equality, check_equality
@@ -80,17 +81,17 @@ def draft_of(head: Head, draft: str) -> str:
 class Judge:
     """The margin check (`check_equality`), once for each distinct output: most arms agree."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], Equality] = {}
+    def __init__(self, target: Target, rule: Rule = GREEDY) -> None:
+        self.target, self.rule = target, rule
+        self.known: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Equality] = {}
 
     def judge(self, responses: Sequence[Response]) -> Row:
         """Counts over all tokens of the responses."""
         total = Equality()
         for one in responses:
-            key = tuple(one.request.prompt_ids), tuple(one.output_ids)
+            key = one.request.name, tuple(one.request.prompt_ids), tuple(one.output_ids)
             if key not in self.known:
-                self.known[key] = check_equality(self.target, [one])
+                self.known[key] = check_equality(self.target, [one], rule=self.rule)
             found = self.known[key]
             for count in ("checked", "exact", "ties", "fails"):
                 setattr(total, count, getattr(total, count) + getattr(found, count))

@@ -47,13 +47,21 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
 @click.option("--data-dir", help="Folder that holds TASK.jsonl, instead of the Hub.")
 @click.option(
     "--draft",
-    default="chain:4",
-    show_default=True,
-    help="chain:DEPTH or tree:NODES,TOPK,DEPTH; for Medusa heads chain:DEPTH, or stored or "
-    "medusa:NODES for the tree that headsmith calibrate made; for rule ratio also "
-    "branches:WIDTH,WIDTH,...",
+    default="",
+    show_default="chain:4",
+    help="chain:DEPTH, tree:NODES,TOPK,DEPTH, or static:FILE, a JSON list of rank paths; for "
+    "Medusa heads chain:DEPTH, static:FILE, or stored or medusa:NODES for the tree that headsmith "
+    "calibrate made; for rule ratio also branches:WIDTH,WIDTH,...",
 )
-@click.option("--drafter", default="head", show_default=True, help="head or none (plain decoding).")
+@click.option(
+    "--drafter",
+    default="head",
+    show_default=True,
+    help="head; none (plain decoding); ngram[:MIN,MAX[,PICK]], n-gram lookup in prompt and answer, "
+    "PICK longest, recent or first; lookahead[:WINDOW,LEVEL,GUESSES[,prompt]], which has no "
+    "--draft; model:PATH, a small model with the same tokens; text[:FILE], the expected answer, "
+    "without FILE that of each prompt's row (`given`).",
+)
 @click.option(
     "--rule",
     default="greedy",

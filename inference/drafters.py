@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.beam import draft_trees
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.noise import Place
-from headsmith.inference.tree import Branches, Chain, Draft, DynamicTree, Shape, Tree, choose_nodes
+from headsmith.inference.records import Request
+from headsmith.inference.tree import Branches, Chain, Draft, DynamicTree, RankTree, Shape, Tree
 from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.linear import pack_linears
@@ -27,6 +29,9 @@ class Update:
     states: never the drafter's guesses, never those of rejected nodes. The last token is the root
     of the next tree, `last` [H] the target's post-norm state of the token before it, and `place`
     where the token behind the root will stand.
+    `request` comes with its first update, whose tokens are those of the prompt but the first.
+    `likeliest`: for a drafter with `reads_likeliest`, the target's argmax behind every node of the
+    tree that was verified, which the engine may have cut at the end of the context.
     """
 
     slot: int
@@ -34,6 +39,8 @@ class Update:
     taps: Tensor
     last: Tensor | None = None
     place: Place | None = None
+    request: Request | None = None
+    likeliest: list[int] | None = None
 
 
 class Drafter(Protocol):
@@ -54,19 +61,17 @@ class Drafter(Protocol):
         """Take in what was committed and propose a tree for each request, in order."""
 
 
-@dataclass(slots=True)
-class _Frontier:
-    """The deepest drafted tokens of B requests, k each: target ids [B, k] and the states that
-    drafted them [B, k, H].
+def whole(update: Update) -> list[int]:
+    """The tokens that a drafter has not seen yet: those of an update, and before the first of a
+    request the prompt's first.
     """
-
-    tokens: Tensor
-    states: Tensor
+    first = update.request.prompt_ids[:1] if update.request is not None else []
+    return [*first, *update.tokens]
 
 
 class EagleDrafter:
     """Drafts with an EAGLE-3 head: chains, or trees by beam search over the head's own
-    probabilities.
+    probabilities or of fixed ranks.
 
     The head's cache holds one row for each committed token but the root. What drafting adds behind
     them is overwritten at the next update.
@@ -78,10 +83,15 @@ class EagleDrafter:
                 f"draft {shape} is a tree of draws, which only rule ratio at a temperature above 0 "
                 "makes; give chain:DEPTH or tree:NODES,TOPK,DEPTH"
             )
-        if not isinstance(shape, Chain | DynamicTree):
+        if not isinstance(shape, Chain | DynamicTree | RankTree):
             raise HeadsmithError(
                 f"draft {shape} is a tree of a Medusa head, and this head is of kind {head.kind}; "
                 "give chain:DEPTH or tree:NODES,TOPK,DEPTH"
+            )
+        if isinstance(shape, RankTree) and shape.ranks > head.config.draft_vocab_size:
+            raise HeadsmithError(
+                f"draft {shape} asks for {shape.ranks} tokens at a place and the head can draft "
+                f"{head.config.draft_vocab_size}; give a narrower tree"
             )
         # A copy: packing weights for inference would end a head that is still trained.
         self.head = copy.deepcopy(head).to(target.device, target.dtype).requires_grad_(False).eval()
@@ -155,47 +165,20 @@ class EagleDrafter:
         return [Tree.chain([root, *row]) for root, row in zip(roots, rows, strict=True)]
 
     def _trees(
-        self, slots: list[int], roots: list[int], g: Tensor, shape: DynamicTree
+        self, slots: list[int], roots: list[int], g: Tensor, shape: DynamicTree | RankTree
     ) -> list[Tree]:
-        """Beam search: expand the k likeliest of each level, then keep the likeliest nodes of all
-        levels.
-        """
-        batch, k = len(slots), min(shape.topk, self.head.config.draft_vocab_size)
-        own = torch.eye(k, dtype=torch.bool, device=g.device).expand(batch, k, k)
-        scores, ids = self.head.logits(g).float().log_softmax(-1).topk(k)
-        tokens = self.head.draft_ids[ids]
-        levels = [(tokens, scores, torch.full_like(ids, -1))]
-        frontier = _Frontier(tokens, self.head.feedback(g)[:, None].expand(batch, k, -1))
-        numbers = torch.arange(k, device=g.device).expand(batch, k)
-        seen, first = own, k
-        for level in range(shape.depth - 1):
-            g = self._expand(slots, frontier, seen, level)
-            logp, ids = self.head.logits(g).float().log_softmax(-1).topk(k)
-            logp = scores[:, :, None] + logp.view(batch, k, k)
-            tokens = self.head.draft_ids[ids].view(batch, k * k)
-            levels.append((tokens, logp.flatten(1), numbers.repeat_interleave(k, 1)))
-            scores, picked = logp.flatten(1).topk(k)
-            parents = picked // k
-            states = self.head.feedback(g).view(batch, k, -1)
-            frontier = _Frontier(
-                tokens.gather(1, picked),
-                states.gather(1, parents[:, :, None].expand(-1, -1, states.shape[-1])),
-            )
-            seen = torch.cat(
-                [seen.gather(1, parents[:, :, None].expand(-1, -1, seen.shape[-1])), own], -1
-            )
-            numbers, first = first + picked, first + k * k
-        tokens, scores, parents = (torch.cat(column, 1) for column in zip(*levels, strict=True))
-        return [
-            choose_nodes(tokens[i], scores[i], parents[i], root, shape.nodes)
-            for i, root in enumerate(roots)
-        ]
+        """A tree for each request, from the g [B, H] of its last row."""
+        states = self.head.feedback(g)[:, None]
 
-    def _expand(self, slots: list[int], frontier: _Frontier, seen: Tensor, level: int) -> Tensor:
-        """Run the k frontier nodes of each request behind their ancestors; returns g [B * k, H]."""
-        k = frontier.tokens.shape[1]
-        depths = torch.arange(level + 1).repeat_interleave(k)
-        spans = [
-            Span(k, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)
-        ]
-        return self._layer(frontier.tokens.flatten(), frontier.states.flatten(0, 1), spans)
+        def expand(tokens: Tensor, origins: Tensor, seen: Tensor, depths: Tensor) -> Tensor:
+            nonlocal states
+            batch, m = tokens.shape
+            states = states.gather(1, origins[:, :, None].expand(-1, -1, states.shape[-1]))
+            spans = [
+                Span(m, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)
+            ]
+            g = self._layer(tokens.flatten(), states.flatten(0, 1), spans)
+            states = self.head.feedback(g).view(batch, m, -1)
+            return self.head.logits(g).view(batch, m, -1)
+
+        return draft_trees(self.head.logits(g), expand, shape, roots, self.head.draft_ids)

@@ -33,7 +33,8 @@ from headsmith.models.target import Target
 
 def draw_with(head: Head, target: Target, shape: Draft, rule: Ratio) -> Drafter:
     """The drafter of `head` that draws; HeadsmithError for a shape that holds no draws."""
-    if isinstance(shape, DynamicTree):
+    likeliest = (DynamicTree,) if isinstance(head, MedusaHead) else (DynamicTree, RankTree)
+    if isinstance(shape, likeliest):
         raise HeadsmithError(
             f"draft {shape} keeps the likeliest nodes, and rule ratio needs nodes that were drawn; "
             "give chain:DEPTH or branches:WIDTH,WIDTH,..., or take --rule sample"

@@ -69,13 +69,14 @@ class _Active:
 @dataclass(slots=True)
 class _Verified:
     """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node
-    and its place, the states of each.
+    and its place, the states of each; its likeliest tokens where the drafter reads them.
     """
 
     logits: Tensor
     choices: list[int]
     places: list[Place]
     states: Features
+    likeliest: list[int] | None = None
 
 
 class Decoder:
@@ -111,6 +112,7 @@ class Decoder:
             tokenizer=target.tokenizer,
         )
         self._taps = drafter.taps if drafter is not None else ()
+        self._reads_likeliest = getattr(drafter, "reads_likeliest", False)
         self.phases = Phases()
 
     @torch.inference_mode()
@@ -156,7 +158,8 @@ class Decoder:
         self.cache = KeyValueCache(self.batch, committed + (shape.nodes if shape else 0) + 1)
         if self.drafter is not None and shape is not None:
             # A beam search keeps topk nodes of each level behind the committed rows.
-            self.drafter.reset(self.batch, committed + getattr(shape, "topk", 1) * shape.depth + 1)
+            drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth)
+            self.drafter.reset(self.batch, committed + drafted + 1)
         self.phases = Phases()
 
     def _admit(self, index: int, request: Request, slot: int) -> _Active:
@@ -183,8 +186,8 @@ class Decoder:
             ):
                 a.cached = len(a.request.prompt_ids)
                 self._commit(a, [token])
-                shifted = [*a.request.prompt_ids[1:], token]
-                a.update = Update(a.slot, shifted, tapped, state, a.next_place())
+                tokens = [*a.request.prompt_ids[1:], token]
+                a.update = Update(a.slot, tokens, tapped, state, a.next_place(), a.request)
 
     def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
         """NaN in a prompt's states reaches all that follows, so looking here is enough."""
@@ -231,12 +234,16 @@ class Decoder:
         scores = self.rule.scores(logits, list(chain.from_iterable(places)))
         choices = scores.argmax(-1).cpu().split(sizes)
         states = map(Features, features.taps.split(sizes), features.last.split(sizes))
-        return [
+        verified = [
             _Verified(rows, chosen.tolist(), where, seen)
             for rows, chosen, where, seen in zip(
                 logits.split(sizes), choices, places, states, strict=True
             )
         ]
+        if self._reads_likeliest:
+            for one in verified:
+                one.likeliest = one.logits.argmax(-1).tolist()
+        return verified
 
     def _accept(self, a: _Active, tree: Tree, seen: _Verified) -> None:
         """Commit the path that the rule keeps and the token behind it."""
@@ -250,7 +257,8 @@ class Decoder:
             a.cached += len(path)
             assert a.cached == a.length - 1, "the cache holds every committed token but the root"
             taps, last = seen.states.taps[path], seen.states.last[path[-1]]
-            a.update = Update(a.slot, new, taps, last, a.next_place())
+            place, likeliest = a.next_place(), seen.likeliest
+            a.update = Update(a.slot, new, taps, last, place, likeliest=likeliest)
 
     def _commit(self, a: _Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""

@@ -137,7 +137,7 @@ def quick_tau(
 
 def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:
     """The target, the head that belongs to it, and what a mismatch that is allowed warns of."""
-    if settings.drafter == "none":
+    if settings.drafter != "head":
         return load_target(settings), None, []
     from headsmith.models.doctor.examine import vet
     from headsmith.models.hub.pull import local_head

@@ -14,6 +14,7 @@ from headsmith.inference.settings import EvalSettings
 from headsmith.inference.speed import Arm, Generates, alternate
 
 if TYPE_CHECKING:
+    from headsmith.inference.drafters import Drafter
     from headsmith.models.heads import Head
     from headsmith.models.target import Target
 
@@ -50,6 +51,12 @@ class Session:
     warnings: list[str] = field(default_factory=list)
     wraps: list[Wrap] = field(default_factory=list)
     done: int = 0
+    _source: Callable[[], Drafter] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self.settings.drafter != "none"
 
     def measure(self) -> None:
         """Runs every batch size; the first one's answers are the history of later turns."""
@@ -59,8 +66,8 @@ class Session:
     def _run(self, batch: int) -> BatchRun:
         device = self.target.device
         environment.reset_peak_memory(device)
-        drafted = Arm(self.decoder(batch, plain=self.head is None))
-        with_baseline = self.settings.baseline and self.head is not None
+        drafted = Arm(self.decoder(batch, plain=not self.drafts))
+        with_baseline = self.settings.baseline and self.drafts
         baseline = Arm(self.decoder(batch, plain=True)) if with_baseline else None
         arms = [drafted] if baseline is None else [baseline, drafted]
         for arm in arms:
@@ -118,28 +125,39 @@ class Session:
 
     def _warm_up(self, batch: int, wave: list[Request], arms: int) -> None:
         """A few tokens that nobody counts: first calls allocate, compile and fill caches."""
-        for plain in (True, False) if arms > 1 else (self.head is None,):
+        for plain in (True, False) if arms > 1 else (not self.drafts,):
             self.decoder(batch, plain=plain, max_new_tokens=8).generate(wave[:batch])
 
     def decoder(self, batch: int, *, plain: bool, max_new_tokens: int | None = None) -> Generates:
         """A decoder by the settings: with their drafter and draft shape, or plain."""
         from headsmith.inference.accept import GREEDY
         from headsmith.inference.engine import Decoder
-        from headsmith.inference.make_drafter import make_drafter
-        from headsmith.inference.tree import parse_shape
 
         rule = self.settings.make_rule()
-        drafter = None
-        if not plain:
-            assert self.head is not None
-            shape = parse_shape(self.settings.draft)
-            drafter = make_drafter(self.head, self.target, shape, rule)
         return Decoder(
             self.target,
-            drafter,
+            None if plain else self._drafter(),
             batch=batch,
             max_new_tokens=max_new_tokens or self.settings.max_new_tokens,
             stop_strings=self.settings.stop,
             # A lossy rule has no plain decoding of its own: its drafts are compared with greedy.
             rule=rule if rule.lossless or not plain else GREEDY,
         )
+
+    def _drafter(self) -> Drafter:
+        """A drafter of its own for a decoder."""
+        from headsmith.inference.drafter_choice import FromHead, Nothing
+        from headsmith.inference.make_drafter import drafter_source, make_drafter
+        from headsmith.inference.tree import parse_shape
+
+        settings = self.settings
+        choice = settings.choice
+        assert not isinstance(choice, Nothing)
+        if isinstance(choice, FromHead):
+            assert self.head is not None
+            return make_drafter(
+                self.head, self.target, parse_shape(settings.draft), settings.make_rule()
+            )
+        if self._source is None:
+            self._source = drafter_source(choice, self.target, settings.draft, self.conversations)
+        return self._source()

@@ -2,6 +2,7 @@
 
 A row holds `prompt` (one turn), `turns` (answered one after the other) or `messages` (given as
 they are, up to the last user message). FastChat rows (`question_id`, `category`, `turns`) fit.
+`given`, a text or one a turn, is what the answer is expected to follow (`--drafter text`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ Message = dict[str, str]
 
 @dataclass(slots=True, frozen=True)
 class Conversation:
-    """A conversation to answer: `context` is given, each of `turns` gets an answer."""
+    """A conversation to answer: `context` is given, each of `turns` gets an answer, which is
+    expected to follow its text of `given` if there are any.
+    """
 
     id: str
     task: str
     turns: tuple[str, ...]
     context: tuple[Message, ...] = ()
+    given: tuple[str, ...] = ()
 
 
 def prompts_sha256(conversations: Sequence[Conversation]) -> str:
@@ -129,7 +133,11 @@ class RequestBuilder:
                 f"target's context holds {self.max_context}, its answer included; shorten it or "
                 "leave it out"
             )
-        return Request(request_id, conversation.task, ids, turn, conversation.id)
+        expected = None
+        if conversation.given:
+            expected = self.tokenizer(conversation.given[turn], add_special_tokens=False)
+            expected = list(expected["input_ids"])
+        return Request(request_id, conversation.task, ids, turn, conversation.id, expected)
 
     def _messages(
         self, conversation: Conversation, turn: int, answers: Sequence[str]
@@ -235,7 +243,8 @@ def _conversations(rows: Iterable[tuple[str, Any]], task: str) -> list[Conversat
         if (row_task, row_id) in taken:
             row_id = f"{row_id}@{number}"
         taken.add((row_task, row_id))
-        conversations.append(Conversation(row_id, row_task, turns, context))
+        given_texts = _given(row, len(turns), where)
+        conversations.append(Conversation(row_id, row_task, turns, context, given_texts))
     return conversations
 
 
@@ -257,6 +266,19 @@ def _turns(row: dict[str, Any], where: str) -> tuple[tuple[Message, ...], tuple[
         if not isinstance(text, str) or not text.strip():
             raise HeadsmithError(f"{where} has a turn that is empty or not a text")
     return context, tuple(turns)
+
+
+def _given(row: dict[str, Any], turns: int, where: str) -> tuple[str, ...]:
+    """The texts that the answers are expected to follow."""
+    given = [] if row.get("given") is None else row["given"]
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, list) or len(given) not in (0, turns):
+        raise HeadsmithError(
+            f"{where}: `given` is neither a text nor a list of {turns}, one a turn"
+        )
+    if not all(isinstance(text, str) for text in given):
+        raise HeadsmithError(f"{where} has a `given` that is not a text")
+    return tuple(given)
 
 
 def _split_messages(messages: Any, where: str) -> tuple[tuple[Message, ...], list[str]]:

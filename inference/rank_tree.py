@@ -1,9 +1,11 @@
-"""The best tree of rank paths for a budget of nodes (spec/medusa.md 3.2)."""
+"""Trees of rank paths: the best for a budget of nodes (spec/medusa.md 3.2), or one from a file."""
 
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.tree import RankTree
@@ -52,3 +54,31 @@ def expected_tokens(accuracy: Sequence[Sequence[float]], paths: Iterable[Sequenc
             worth *= accuracy[level][rank]
         total += worth
     return total
+
+
+def read_static(path: str) -> RankTree:
+    """The tree of `static:FILE`: a JSON list of rank paths such as [[0], [1], [0, 0]], or an object
+    with such a list as `medusa_choices`. HeadsmithError says what is wrong with the file.
+    """
+    example = "write a list of rank paths, such as [[0], [1], [0, 0]]"
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise HeadsmithError(
+            f"the draft tree {path} cannot be read ({fault}); {example}"
+        ) from fault
+    paths = found.get("medusa_choices") if isinstance(found, dict) else found
+    if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):
+        raise HeadsmithError(f"the draft tree {path} is no list of lists of ranks; {example}")
+    known = {(), *map(tuple, paths)}
+    orphan = next((one for one in paths if tuple(one[:-1]) not in known), None)
+    if orphan is not None:
+        raise HeadsmithError(f"the draft tree {path} has {orphan} without the path to it; add that")
+    if len(known) <= len(paths):
+        raise HeadsmithError(f"the draft tree {path} has a path twice; name each once")
+    return RankTree(tuple(map(tuple, paths)))
+
+
+def _is_path(one: object) -> bool:
+    ranks = one if isinstance(one, list) and one else [None]
+    return all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks)

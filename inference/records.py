@@ -36,13 +36,16 @@ class Pass:
 
 @dataclass(slots=True)
 class Request:
-    """One prompt to decode. `conversation` groups the turns of one conversation."""
+    """One prompt to decode. `conversation` groups the turns of one conversation. `given_ids` are
+    the tokens of a text that the answer is expected to follow, for the drafter of given text.
+    """
 
     id: str
     task: str
     prompt_ids: list[int]
     turn: int = 0
     conversation: str = ""
+    given_ids: list[int] | None = None
 
     @property
     def name(self) -> str:

@@ -152,11 +152,13 @@ def _speed(rows: Iterable[dict[str, Any]]) -> Table:
 
 def _verdicts(result: dict[str, Any]) -> Iterable[str]:
     """The inequality that decides, with its numbers, for every batch size."""
+    drafter = result["setup"]["drafter"]
+    what = "the head" if drafter == "head" else drafter
     for row in result["speed"]:
         if row["pays"] is not None:
             sign, verdict = ("<", "pays") if row["pays"] else (">=", "does not pay")
             yield (
-                f"batch {row['batch']}: the head {verdict}: (draft + verify + rest) per committed "
+                f"batch {row['batch']}: {what} {verdict}: (draft + verify + rest) per committed "
                 f"token {row['cost_per_token_ms']:.2f} ms {sign} "
                 f"{row['baseline_cost_per_token_ms']:.2f} ms of plain decoding"
             )
@@ -241,6 +243,9 @@ def title_of(result: dict[str, Any]) -> str:
     if result["head"]:
         head = result["head"]
         return f"{head['path']} ({head['kind']}, {setup['draft']}{_rule(setup)}) on {what}"
+    if setup["drafter"] != "none":
+        draft = f", {setup['draft']}" if setup["draft"] else ""
+        return f"{setup['drafter']}{draft}{_rule(setup)} on {what}"
     return f"plain decoding{_rule(setup)} on {what}"
 
 

@@ -136,7 +136,7 @@ def _describe_setup(session: Session, rule: Rule) -> dict[str, Any]:
     return {
         "drafter": settings.drafter,
         "rule": settings.rule,
-        "draft": settings.draft if settings.drafter == "head" else None,
+        "draft": settings.draft or None if session.drafts else None,
         "lossless": rule.lossless,
         "temperature": settings.used_temperature,
         "posterior_threshold": rule.threshold if isinstance(rule, Typical) else None,
@@ -238,7 +238,7 @@ def _warnings(session: Session, result: dict[str, Any]) -> Iterable[str]:
     yield from session.builder.warnings
     first, *others = session.runs
     count = len({(r.request.task, r.request.conversation) for r in first.drafted.responses})
-    if count < FEW_CONVERSATIONS and session.head is not None:
+    if count < FEW_CONVERSATIONS and session.drafts:
         yield (
             f"tau rests on {count} conversations; its interval is wide below {FEW_CONVERSATIONS}, "
             "and comparing two heads takes 80 or more"

@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.drafter_choice import (
+    Choice,
+    FromHead,
+    Lookahead,
+    Nothing,
+    check_draft,
+    parse_drafter,
+)
 from headsmith.inference.prompts import DEFAULT_TASK
 from headsmith.inference.sampling import Shaping, parse_bias, refuse_for
 
 if TYPE_CHECKING:
     from headsmith.inference.accept import Rule
 
-DRAFTERS = ("head", "none")
 RULES = ("greedy", "sample", "ratio", "typical")
 DIAGNOSES = ("drift",)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -26,8 +33,9 @@ class EvalSettings:
     """What to measure, and how; HeadsmithError names the option that cannot be used.
 
     `target` None: the one that the head's headsmith.json names. `prompts` as in `load_prompts`,
-    `draft` as in `parse_shape`, `limit` prompts of each source, `batch` sizes measured in turn,
-    `context` lengths that the prompts are brought to, `diagnose_depth` of the chains of `diagnose`.
+    `draft` as in `parse_shape` ("" is chain:4), `drafter` as in `parse_drafter`, `limit` prompts of
+    each source, `batch` sizes measured in turn, `context` lengths that the prompts are brought to,
+    `diagnose_depth` of the chains of `diagnose`.
     `gate` a file of bounds (`gate.load_gate`), `metrics_port` where counters of the run are served.
     `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`; from
     `top_k` to `logit_bias` (`ID=VALUE` texts) as in `sampling.Shaping`.
@@ -37,7 +45,7 @@ class EvalSettings:
     head: str | None = None
     prompts: str = DEFAULT_TASK
     data_dir: str | None = None
-    draft: str = "chain:4"
+    draft: str = ""
     drafter: str = "head"
     rule: str = "greedy"
     temperature: float | None = None
@@ -70,7 +78,6 @@ class EvalSettings:
     command: str = ""
 
     def __post_init__(self) -> None:
-        _one_of("drafter", self.drafter, DRAFTERS)
         _one_of("rule", self.rule, RULES)
         _one_of("dtype", self.dtype, DTYPE_NAMES)
         self._check_rule()
@@ -97,6 +104,7 @@ class EvalSettings:
             raise HeadsmithError(f"out is {self.out}, which is a file; name a folder")
         if any(not text for text in self.stop):
             raise HeadsmithError("a stop string is empty; it would end every answer at once")
+        self._check_draft()
         if self.drafter == "head":
             self._check_head()
         elif not self.target:
@@ -161,6 +169,25 @@ class EvalSettings:
             return self.temperature
         return 0.0 if self.rule == "greedy" else 1.0
 
+    @property
+    def choice(self) -> Choice:
+        """What drafts, with its options."""
+        return parse_drafter(self.drafter)
+
+    def _check_draft(self) -> None:
+        """The drafter in its whole form, and a draft shape that it can fill."""
+        choice = self.choice
+        self.drafter = str(choice)
+        if not self.draft and not isinstance(choice, Lookahead):
+            self.draft = "chain:4"
+        if not self.draft or isinstance(choice, Nothing):
+            return
+        from headsmith.inference.tree import parse_shape
+
+        shape = parse_shape(self.draft)
+        if not isinstance(choice, FromHead):
+            check_draft(choice, shape)
+
     def _check_head(self) -> None:
         if not self.head:
             raise HeadsmithError("which head? add --head DIR, or --drafter none for plain decoding")
@@ -168,9 +195,6 @@ class EvalSettings:
 
         if not Path(self.head).is_dir() and not is_repo(self.head):
             raise HeadsmithError(f"there is no head in {self.head}: not a folder")
-        from headsmith.inference.tree import parse_shape
-
-        parse_shape(self.draft)
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.drafter_choice import Lookahead
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class DynamicTree:
 
 @dataclass(frozen=True)
 class RankTree:
-    """Draft shape of Medusa heads (spec/medusa.md 3.1): path (a_1, .., a_m) is a node m deep, whose
-    token is the a_m-th best of head m (from 0 the best) behind the node of the path without a_m.
+    """Draft shape of one fixed tree (spec/medusa.md 3.1): path (a_1, .., a_m) is a node m deep,
+    whose token is the a_m-th best (from 0 the best) behind the node of the path without a_m. Medusa
+    heads rank the tokens of depth m alike for all nodes, other models for each node.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -148,7 +150,7 @@ class Branches:
         return f"branches:{','.join(map(str, self.widths))}"
 
 
-Shape = Chain | DynamicTree | RankTree | Branches
+Shape = Chain | DynamicTree | RankTree | Lookahead | Branches
 Draft = Chain | DynamicTree | RankTree | Branches | Calibrated
 
 
@@ -158,13 +160,17 @@ def _positive(shape: object, **sizes: int) -> None:
             raise HeadsmithError(f"draft {shape}: {name} is {value}; it must be at least 1")
 
 
-def parse_shape(text: str) -> Chain | DynamicTree | Branches | Calibrated:
-    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `branches:WIDTH,...`, `medusa:NODES` or `stored`.
-    Raises HeadsmithError.
+def parse_shape(text: str) -> Draft:
+    """`chain:DEPTH`, `tree:NODES,TOPK,DEPTH`, `static:FILE`, `branches:WIDTH,...`, `medusa:NODES`
+    or `stored`. Raises HeadsmithError.
     """
     if text == "stored":
         return Calibrated()
     kind, _, sizes = text.partition(":")
+    if kind == "static" and sizes:
+        from headsmith.inference.rank_tree import read_static
+
+        return read_static(sizes)
     try:
         numbers = [int(size) for size in sizes.split(",")]
         if kind == "chain" and len(numbers) == 1:
@@ -178,9 +184,9 @@ def parse_shape(text: str) -> Chain | DynamicTree | Branches | Calibrated:
     except ValueError:
         pass
     raise HeadsmithError(
-        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH, nor for a Medusa head "
-        "medusa:NODES or stored, nor for rule ratio branches:WIDTH,WIDTH,...; give for example "
-        "chain:4"
+        f"draft {text!r} is neither chain:DEPTH nor tree:NODES,TOPK,DEPTH nor static:FILE, nor for "
+        "a Medusa head medusa:NODES or stored, nor for rule ratio branches:WIDTH,WIDTH,...; give "
+        "for example chain:4"
     )
 
 

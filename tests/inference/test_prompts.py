@@ -119,6 +119,12 @@ def test_a_name_given_twice_is_refused(tmp_path: Path) -> None:
         ('{"prompt": [3]}', r"line 2 has a turn that is empty or not a text"),
         ('{"messages": [{"role": "user"}]}', r"line 2 has a message that is not"),
         ('{"messages": "hello"}', r"line 2 has a message that is not"),
+        ('{"prompt": "x", "given": 3}', r"line 2: `given` is neither a text nor a list of 1"),
+        (
+            '{"turns": ["x", "y"], "given": "z"}',
+            r"line 2: `given` is neither a text nor a list of 2",
+        ),
+        ('{"turns": ["x", "y"], "given": ["z", 2]}', r"line 2 has a `given` that is not a text"),
         (
             '{"messages": [{"role": "assistant", "content": "x"}]}',
             r"line 2 has no message with the role `user`",
@@ -244,3 +250,16 @@ def test_prompt_too_long_names_its_id_and_lengths() -> None:
     with pytest.raises(HeadsmithError, match=f"prompt 9 of chat is {length} tokens long") as fault:
         RequestBuilder(FakeTokenizer(), length).build(talk)
     assert f"holds {length}," in str(fault.value) and fault.value.exit_code == 2
+
+
+def test_texts_that_the_answers_are_expected_to_follow(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """One a turn, in tokens of their own: nothing is put before or behind them."""
+    path = tmp_path / "edits.jsonl"
+    rows = [{"turns": ["x", "y"], "given": ["ab", ""]}, {"prompt": "x", "given": "c d"}]
+    rows.append({"prompt": "x"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    builder = RequestBuilder(tiny_tokenizer, 512)
+    two, one, none = read_jsonl(path)
+    built = [builder.build(two), builder.build(two, 1, ["answer"]), builder.build(one)]
+    texts = [tiny_tokenizer.decode(request.given_ids or []) for request in built]
+    assert texts == ["ab", "", "c d"] and builder.build(none).given_ids is None
