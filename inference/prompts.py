@@ -31,9 +31,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True, frozen=True)
 class Conversation:
-    """A conversation to answer: `context` is given, each of `turns` gets an answer, which is
-    expected to follow its text of `given` if there are any.
-    """
+    """`context` is given; each of `turns` gets an answer, which may follow its text of `given`."""
 
     id: str
     task: str
