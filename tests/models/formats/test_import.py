@@ -238,7 +238,7 @@ def test_the_commands(
 ) -> None:
     from headsmith.cli import cli, run
 
-    source, inside, out = specforge(tmp_path / "sf", eagle(), [0, 2, 5]), "in", "out"
+    source = specforge(tmp_path / "sf", eagle(), [0, 2, 5])
     inside, out = str(tmp_path / "in"), str(tmp_path / "out")
     given = ["import", str(source), "--out", inside, "--from", "specforge"]
     assert run(cli, [*given, "--target", target.path]) == 0
