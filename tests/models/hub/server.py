@@ -46,7 +46,7 @@ class Repo:
 class Hub:
     """The state of the server. `cut`: how many of the next transfers of large files (GET, PUT) or
     commits (COMMIT) break off, and before how many commits somebody else makes one (RIVAL); `sent`:
-    bytes of large files that came in or went out; `seen`: requests by kind.
+    bytes of large files that came in or went out.
     """
 
     url: str = ""
@@ -56,7 +56,6 @@ class Hub:
     chunk: int | None = None
     cut: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    seen: Counter[str] = field(default_factory=Counter)
     ranges: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -117,7 +116,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _create(self, asked: dict[str, Any]) -> None:
         name = f"{asked['organization']}/{asked['name']}"
-        self.hub.seen["create"] += 1
         if name in self.hub.repos:
             self._json({"error": "You already created this model repo"}, 409)
             return
@@ -137,7 +135,6 @@ class Handler(BaseHTTPRequestHandler):
             self._missing("RepoNotFound", f"Repository {name} not found")
             return
         kind, revision = rest[0] if rest else "revision", rest[1] if len(rest) > 1 else "main"
-        self.hub.seen[kind] += 1
         if kind == "branch":
             repo.branches[revision] = repo.branches["main"]
             self._json({}, 201)
@@ -194,7 +191,6 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"commitUrl": f"{self.hub.url}/{name}/commit/{new}", "commitOid": new})
 
     def _batch(self, asked: dict[str, Any]) -> None:
-        self.hub.seen["batch"] += 1
         objects = []
         for one in asked["objects"]:
             oid, size = one["oid"], one["size"]
