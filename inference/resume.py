@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 
 def settings_key(session: Session, prompts_sha256: str) -> dict[str, Any]:
     """All that a run's answers and times depend on, by names that a refusal can call."""
-    from headsmith.inference.environment import weights_sha256
+    from headsmith.files import weights_sha256
 
     settings, target = session.settings, session.target
     key = {name: value for name, value in asdict(settings).items() if name not in FREE}
