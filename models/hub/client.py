@@ -84,7 +84,7 @@ def _fault(repo: Repo, doing: str, error: Exception) -> HeadsmithError | None:
     from huggingface_hub.errors import RepositoryNotFoundError as NoRepo
     from huggingface_hub.errors import RevisionNotFoundError as NoRevision
 
-    causes = [error]
+    causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         causes.append(cause)
     said = " ".join(str(causes[-1]).split())[:200].rstrip(".")

@@ -70,14 +70,20 @@ class User:
     def left(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
-    def refused(self, args: list[object], sentence: str, code: int = 2) -> None:
-        """The command ends with this one sentence and code, and leaves nothing behind."""
+    def refused(
+        self, args: list[object], sentence: str, code: int = 2, kept: tuple[Path, ...] = ()
+    ) -> None:
+        """The command ends with this one sentence and code, and leaves nothing behind but `kept`,
+        whole already.
+        """
         before = self.left()
         found, said = self.type(*args)
         assert len(said) == 1, said
         self.check(said[0], sentence)
         assert found == code
-        assert self.left() == before
+        more = {str(path.relative_to(self.folder)) for path in kept}
+        assert sorted(set(self.left()) - set(before)) == sorted(more)
+        assert set(before) <= set(self.left())
 
     @staticmethod
     def check(line: str, sentence: str) -> None:

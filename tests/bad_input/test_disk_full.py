@@ -47,8 +47,10 @@ def test_10_disk_full_at_a_result(user: Any, monkeypatch: pytest.MonkeyPatch) ->
     out = user.folder / "deep" / "out"
     monkeypatch.setattr("headsmith.inference.result.write_json", raise_full)
     sentence = f"disk is full while writing {out}; free some space and run again"
-    user.refused(user.eval(out=out), sentence, code=4)
-    out.mkdir(parents=True)
+    # The requests that were finished, for the run that goes on from there.
+    finished = out / "unfinished.jsonl"
+    user.refused(user.eval(out=out), sentence, code=4, kept=(out.parent, out, finished))
+    assert '"request": "' in finished.read_text()
     (out / "result.json").write_text("an earlier one")
     user.refused(user.eval(out=out), sentence, code=4)
     assert (out / "result.json").read_text() == "an earlier one"

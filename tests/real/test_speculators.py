@@ -18,13 +18,19 @@ pytest.importorskip("speculators", reason="the speculators package is not instal
 STEPS, ROWS = 3, 12
 
 
-def package_logits(folder: Path, taps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def package_logits(
+    folder: Path, taps: torch.Tensor, tokens: torch.Tensor, embeddings: torch.Tensor
+) -> torch.Tensor:
     """Logits [STEPS, ROWS, V_d] of the package's own model, each step with the given tokens."""
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
     config = Eagle3SpeculatorConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
     model = Eagle3DraftModel.from_pretrained(folder, config=config).eval().float()
+    with torch.no_grad():
+        # Not in the export: whoever serves the head takes the target's, and the package, without a
+        # target to look at, whatever lay in memory.
+        model.embed_tokens.weight.copy_(embeddings)
     seen: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda _, __, out: seen.append(out[0]))
     with torch.no_grad():
@@ -55,7 +61,8 @@ def test_the_package_computes_the_heads_logits(
     ids = torch.randint(300, (ROWS + 1,), generator=torch.Generator().manual_seed(4))
     tapped = target.features(ids, [ROWS + 1], head.taps).taps[:-1].clone()
     tokens = ids[1:]
-    theirs = package_logits(tmp_path / "out", tapped, tokens)
+    embeddings = target.model.get_input_embeddings().weight
+    theirs = package_logits(tmp_path / "out", tapped, tokens, embeddings)
     for row in range(ROWS - STEPS):
         forced = tokens[row + 1 : row + STEPS].tolist()
         ours, _ = chain(

@@ -24,7 +24,7 @@ TOKENS = 270
 @pytest.fixture(autouse=True)
 def loud(monkeypatch: pytest.MonkeyPatch) -> None:
     """The linear guess of a random model is noise; copies must be heard above it."""
-    monkeypatch.setattr(eagle3_copy, "LOGIT", 5.0)
+    monkeypatch.setattr(eagle3_copy, "LOGIT", 30.0)
 
 
 @pytest.fixture
