@@ -115,7 +115,7 @@ class EagleDrafter:
         g = self._extend(updates)
         if isinstance(self.shape, Chain):
             return self._chains(slots, roots, g, self.shape.depth)
-        assert isinstance(self.shape, DynamicTree)
+        assert isinstance(self.shape, DynamicTree | RankTree), "branches are drawn elsewhere"
         return self._trees(slots, roots, g, self.shape)
 
     def _extend(self, updates: Sequence[Update]) -> Tensor:

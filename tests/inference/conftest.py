@@ -123,9 +123,13 @@ def same_text(
 
 
 class Knowing:
-    """Keeps what every slot committed and knows how the text goes on. Proposes `draft`'s tree."""
+    """Keeps what every slot committed and knows how the text goes on. Proposes `draft`'s tree.
+
+    A text that it does not know is an error, or with `strict` off one whose end it does not know.
+    """
 
     taps: tuple[int, ...] = (1, 3)
+    strict = True
 
     def __init__(
         self, requests: Sequence[Request], answers: dict[str, list[int]], shape: Shape, vocab: int
@@ -152,8 +156,9 @@ class Knowing:
         seen = self.committed.setdefault(update.slot, [])
         seen += update.tokens
         # Updates hold every token but the very first.
-        text = next(t for t in self.texts if t[1 : 1 + len(seen)] == seen)
-        return text[1 + len(seen) :]
+        known = [t for t in self.texts if t[1 : 1 + len(seen)] == seen]
+        assert known or not self.strict, "not the target's text"
+        return known[0][1 + len(seen) :] if known else []
 
     def draft(self, root: int, rest: list[int]) -> Tree:
         raise NotImplementedError

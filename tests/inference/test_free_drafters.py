@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,6 +20,7 @@ from headsmith.inference.engine import Decoder
 from headsmith.inference.given_text import GivenTextDrafter
 from headsmith.inference.lookahead import LookaheadDrafter
 from headsmith.inference.ngram import NgramDrafter
+from headsmith.inference.noise import Place
 from headsmith.inference.records import Request, Response
 from headsmith.inference.small_model import ModelDrafter
 from headsmith.inference.tree import RankTree, Tree, parse_shape
@@ -159,8 +160,10 @@ def test_the_text_is_that_of_plain_decoding(
 class _Gullible(Greedy):
     """The bug: the first draft that the target would not have written is kept too."""
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
-        path = Greedy().accept(tree, logits, choices).path
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place]
+    ) -> Accepted:
+        path = Greedy().accept(tree, logits, choices, places).path
         path = [*path, *tree.children[path[-1]][:1]]
         return Accepted(path, choices[path[-1]])
 
@@ -169,9 +172,11 @@ class _Gullible(Greedy):
 class _Fresh(Sample):
     """The bug: a draw behind a draft has other noise than the same draw without one."""
 
-    def accept(self, tree: Tree, logits: Tensor, choices: list[int]) -> Accepted:
+    def accept(
+        self, tree: Tree, logits: Tensor, choices: list[int], places: Sequence[Place]
+    ) -> Accepted:
         again = [(choice + (len(tree) > 1)) % logits.shape[1] for choice in choices]
-        return Sample(self.temperature, self.seed).accept(tree, logits, again)
+        return Sample(self.temperature, self.seed).accept(tree, logits, again, places)
 
 
 @pytest.mark.parametrize(

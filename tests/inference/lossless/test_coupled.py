@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,8 @@ def test_the_settings_change_the_text(rule: Rule, target: Target, requests: list
     for name in ("bias", "repetition", "presence", "frequency"):
         other = replace(rule, shaping=replace(PENALTIES, **{name: getattr(Shaping(), name)}))  # type: ignore[type-var]
         assert texts(decode(target, None, requests, other)) != texts(plain)
-        assert check_equality(target, plain, rule=other).fails > 0
+        checked = check_equality(target, plain, rule=other)
+        assert checked.exact < checked.checked
     if isinstance(rule, Sample):
         wide = replace(rule, shaping=replace(PENALTIES, top_p=1.0))
         assert texts(decode(target, None, requests, wide)) != texts(plain)
@@ -154,14 +156,17 @@ class _Fresh(Sample):
 
 @pytest.mark.parametrize("wrong", [_ForgetsAncestors, _OnlyAtTheRoot, _Fresh])
 def test_a_wrong_rule_is_found(
-    wrong: type[Sample], target: Target, requests: list[Request], drafter: Callable[..., Drafter]
+    wrong: type[Sample], target: Target, requests: list[Request], drafter: Callable[..., Any]
 ) -> None:
     """Plain decoding is right with the first two: nothing is drafted in it."""
     torch.manual_seed(0)
     rule = wrong(0.7, 7, PENALTIES)
     plain = decode(target, None, requests, Sample(0.7, 7, PENALTIES))
-    got = decode(target, drafter("perfect", plain), requests, rule)
+    knowing = drafter("perfect", plain)
+    knowing.strict = False
+    got = decode(target, knowing, requests, rule)
     assert texts(got) != texts(plain)
     if wrong is not _Fresh:
         assert texts(decode(target, None, requests, rule)) == texts(plain)
-    assert check_equality(target, got, rule=Sample(0.7, 7, PENALTIES)).fails > 0
+    checked = check_equality(target, got, rule=Sample(0.7, 7, PENALTIES))
+    assert checked.exact < checked.checked

@@ -266,10 +266,9 @@ def test_sample_is_lossless(tree: Tree) -> None:
     assert by_sample(tree, keep=True) == plain(3)
 
 
-@pytest.mark.parametrize("tree", TREES, ids=["chain", "tree"])
-def test_a_draw_that_is_made_again_is_found(tree: Tree) -> None:
+def test_a_draw_that_is_made_again_is_found() -> None:
     """The bug of p(2 - p): a draw that hits no draft is dropped, and the token drawn anew."""
-    assert by_sample(tree, keep=False) != plain(3)
+    assert by_sample(TREES[0], keep=False) != plain(3)
 
 
 @pytest.mark.parametrize("tree", TREES, ids=["chain", "tree"])
