@@ -30,6 +30,8 @@ from headsmith.models.target import Target
 
 DEPTH, NEW_TOKENS, CONTEXT = 3, 48, 2048
 QUESTIONS = int(os.environ.get("HEADSMITH_VLLM_QUESTIONS", "40"))
+# As of `headsmith eval --prompts`.
+PROMPTS = os.environ.get("HEADSMITH_VLLM_PROMPTS", "default")
 CASES = [("eagle3", "vllm"), ("eagle3.1", "vllm"), ("eagle3.1", "speculators"), ("medusa", "vllm")]
 
 
@@ -87,7 +89,7 @@ def bench(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         pytest.skip("HEADSMITH_VLLM_PYTHON names no environment of vLLM: run make test-vllm")
     target = Target.load(target_dir)
     builder = RequestBuilder(target.tokenizer, target.max_context)
-    requests = [builder.build(one) for one in load_prompts("default")][:QUESTIONS]
+    requests = [builder.build(one) for one in load_prompts(PROMPTS)][:QUESTIONS]
     work = tmp_path_factory.mktemp("vllm")
     return Bench(target, target_dir, requests, python, work)
 
