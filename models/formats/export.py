@@ -129,6 +129,11 @@ def _warnings(head: Head, name: str, facts: Facts) -> list[str]:
     if facts.measured is None:
         found.append(f"the draft shape {facts.draft} was not measured; run headsmith eval")
     if isinstance(head, MedusaHead):
+        if name == "vllm" and head.config.lm_head == "truncated":
+            found.append(
+                "vLLM 0.32.0 refuses a truncated Medusa vocabulary (its loader takes token_map for "
+                "a tensor that is missing); for it, train the head with head.lm_head shared"
+            )
         return found
     if head.embed_tokens is not None and not head.config.owns_embedding:
         if name in _REPLACES_EMBEDDING:
