@@ -26,13 +26,12 @@ from typing import Any
 
 import click
 import torch
-from heads import Judge, draft_of, figure, named
+from heads import Judge, draft_of, figure, measuring, named, show
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from headsmith.cli import run
-from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.errors import HeadsmithError
 from headsmith.files import write_json
 from headsmith.inference.drafter_choice import Lookahead, parse_drafter
 from headsmith.inference.evaluate import load_matching_head, load_target
@@ -40,7 +39,6 @@ from headsmith.inference.measure import Session
 from headsmith.inference.metrics import by_task, summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request
-from headsmith.inference.report import TAU_FORMULA
 from headsmith.inference.settings import EvalSettings
 from headsmith.inference.speed import Arm, alternate, speed_row
 from headsmith.models.heads import Head
@@ -174,17 +172,12 @@ def cells(row: Row, tasks: Sequence[str]) -> Iterator[str]:
 @click.argument("heads", nargs=-1, metavar="[NAME=DIR]...")
 @click.option("--target", required=True, help="Folder, Hub id or GGUF file.")
 @click.option("--drafter", "drafters", multiple=True, default=("ngram", "lookahead", "cut:4"))
-@click.option("--prompts", default="default", show_default=True, help="As in headsmith eval.")
-@click.option("--data-dir", help="As in headsmith eval.")
+@measuring
 @click.option("--draft", default="chain:4", show_default=True)
 @click.option("--temperature", default="0,1", show_default=True, help="Such as 0 or 0,0.7,1.")
 @click.option("--max-new-tokens", type=int, default=64, show_default=True)
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--device", default="auto", show_default=True)
-@click.option("--threads", type=int, help="CPU threads of torch.")
-@click.option("--json", "json_path", type=Path, help="Write everything here.")
 def main(
     heads: tuple[str, ...],
     drafters: tuple[str, ...],
@@ -227,13 +220,7 @@ def main(
             ]
     if json_path is not None:
         write_json(json_path, {"rows": rows, "warnings": warnings})
-    console = Console(width=max(180, Console().width), highlight=False)
-    console.print(table_of(rows))
-    for line in (TAU_FORMULA, *(f"warning: {text}" for text in warnings)):
-        console.print(line, markup=False, soft_wrap=True)
-    fails = sum(row["equality"]["fails"] for row in rows)
-    if fails:
-        raise EqualityFailed(f"{fails} output tokens are not the target's own; see the table")
+    show(table_of(rows), [f"warning: {text}" for text in warnings], rows, width=180)
 
 
 if __name__ == "__main__":

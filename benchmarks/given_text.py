@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from heads import Judge, figure
+from heads import Judge, figure, measuring, show
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from headsmith.cli import run
-from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.errors import HeadsmithError
 from headsmith.files import write_json
 from headsmith.inference.drafter_choice import GivenText
 from headsmith.inference.engine import Decoder
@@ -36,7 +35,6 @@ from headsmith.inference.given_text import GivenTextDrafter
 from headsmith.inference.metrics import summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request, Response
-from headsmith.inference.report import TAU_FORMULA
 from headsmith.inference.settings import EvalSettings
 from headsmith.inference.speed import Arm, alternate, speed_row
 from headsmith.inference.tree import Draft, parse_shape
@@ -122,17 +120,12 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 @click.command()
 @click.option("--target", required=True, help="Folder, Hub id or GGUF file.")
-@click.option("--prompts", default="default", show_default=True, help="As in headsmith eval.")
-@click.option("--data-dir", help="As in headsmith eval.")
+@measuring
 @click.option("--change", default="0,5,20", show_default=True, help="Percent of the words.")
 @click.option("--draft", default="chain:16", show_default=True)
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--device", default="auto", show_default=True)
-@click.option("--threads", type=int, help="CPU threads of torch.")
-@click.option("--json", "json_path", type=Path, help="Write everything here.")
 def main(change: str, batch: int, json_path: Path | None, **options: Any) -> None:
     """Draft answers from themselves with some of their words edited."""
     try:
@@ -153,12 +146,7 @@ def main(change: str, batch: int, json_path: Path | None, **options: Any) -> Non
         rows.append(row_of(percent, drafted, plain, judge, batch))
     if json_path is not None:
         write_json(json_path, {"draft": settings.draft, "rows": rows})
-    console = Console(width=max(100, Console().width), highlight=False)
-    console.print(table_of(rows))
-    console.print(TAU_FORMULA, markup=False, soft_wrap=True)
-    fails = sum(row["equality"]["fails"] for row in rows)
-    if fails:
-        raise EqualityFailed(f"{fails} output tokens are not the target's own; see the table")
+    show(table_of(rows), [], rows, width=100)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ text is the target's own; --json keeps everything. Exits with 3 if a token is no
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -165,18 +165,44 @@ def figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every comparison of decoders here has."""
+    options = (
+        click.option(
+            "--prompts", default="default", show_default=True, help="As in headsmith eval."
+        ),
+        click.option("--data-dir", help="As in headsmith eval."),
+        click.option("--dtype", default="float32", show_default=True),
+        click.option("--device", default="auto", show_default=True),
+        click.option("--threads", type=int, help="CPU threads of torch."),
+        click.option("--json", "json_path", type=Path, help="Write everything here."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def show(table: Table, lines: Iterable[str], rows: Sequence[dict[str, Any]], width: int) -> None:
+    """Print the table and what is to be said of it; EqualityFailed if a token of `rows` is not the
+    target's.
+    """
+    # As wide as the table, also where the output goes to a file.
+    console = Console(width=max(width, Console().width), highlight=False)
+    console.print(table)
+    for line in (TAU_FORMULA, *lines):
+        console.print(line, markup=False, soft_wrap=True)
+    fails = sum(row["equality"]["fails"] for row in rows)
+    if fails:
+        raise EqualityFailed(f"{fails} output tokens are not the target's own; see the table")
+
+
 @click.command()
 @click.argument("heads", nargs=-1, required=True, metavar="NAME=DIR...")
 @click.option("--target", help="Folder, Hub id or GGUF file. [default: the first head's own]")
-@click.option("--prompts", default="default", show_default=True, help="As in headsmith eval.")
-@click.option("--data-dir", help="As in headsmith eval.")
+@measuring
 @click.option("--draft", "drafts", multiple=True, default=("chain:5", "tree:24,4,5"))
 @click.option("--context", default="200,1500", show_default=True, help="Lengths in tokens.")
 @click.option("--max-new-tokens", type=int, default=64, show_default=True)
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--device", default="auto", show_default=True)
-@click.option("--threads", type=int, help="CPU threads of torch.")
-@click.option("--json", "json_path", type=Path, help="Write everything here.")
 def main(
     heads: tuple[str, ...],
     drafts: tuple[str, ...],
@@ -212,14 +238,8 @@ def main(
         rows += [row_of(tokens, key, arm, plain, judge) for key, arm in arms.items()]
     if json_path is not None:
         write_json(json_path, {"rows": rows, "leaders": leaders(rows), "warnings": warnings})
-    # As wide as the table, also where the output goes to a file.
-    console = Console(width=max(120, Console().width), highlight=False)
-    console.print(table_of(rows))
-    for line in (TAU_FORMULA, *leaders(rows), *(f"warning: {text}" for text in warnings)):
-        console.print(line, markup=False, soft_wrap=True)
-    fails = sum(row["equality"]["fails"] for row in rows)
-    if fails:
-        raise EqualityFailed(f"{fails} output tokens are not the target's own; see the table")
+    said = [*leaders(rows), *(f"warning: {text}" for text in warnings)]
+    show(table_of(rows), said, rows, width=120)
 
 
 if __name__ == "__main__":

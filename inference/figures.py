@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def number(value: float | None, digits: int = 2) -> str:
     """`2.31`"""
@@ -21,6 +23,23 @@ def bounds(interval: list[float] | None) -> str:
 def signed(value: float | None) -> str:
     """`+0.12`"""
     return "-" if value is None else f"{value:+.2f}"
+
+
+def speed_cells(row: dict[str, Any]) -> list[str]:
+    """Of a row of `speed`: batch size, plain and drafted tokens/s, speedup, prediction, verdict."""
+    return [
+        str(row["batch"]),
+        number(row["baseline_tokens_per_s"], 1),
+        number(row["tokens_per_s"], 1),
+        number(row["speedup"]),
+        number(row["predicted_speedup"]),
+        {True: "yes", False: "no", None: "-"}[row["pays"]],
+    ]
+
+
+def phase_cells(row: dict[str, Any]) -> list[str]:
+    """Of the same: ms a pass of draft, verify and the rest."""
+    return [number(row[key]) for key in ("draft_ms", "verify_ms", "other_ms")]
 
 
 def gigabytes(value: int | None) -> str:

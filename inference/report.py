@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headsmith.inference.advice import advice_line
-from headsmith.inference.figures import bounds, gigabytes, number, percent
+from headsmith.inference.figures import bounds, gigabytes, number, percent, phase_cells, speed_cells
 from headsmith.inference.sampling import in_words
 
 TAU_FORMULA = (
@@ -135,18 +135,7 @@ def _speed(rows: Iterable[dict[str, Any]]) -> Table:
         "peak\nGB",
     )
     for row in rows:
-        table.add_row(
-            str(row["batch"]),
-            number(row["baseline_tokens_per_s"], 1),
-            number(row["tokens_per_s"], 1),
-            number(row["speedup"]),
-            number(row["predicted_speedup"]),
-            {True: "yes", False: "no", None: "-"}[row["pays"]],
-            number(row["draft_ms"]),
-            number(row["verify_ms"]),
-            number(row["other_ms"]),
-            gigabytes(row["peak_memory_bytes"]),
-        )
+        table.add_row(*speed_cells(row), *phase_cells(row), gigabytes(row["peak_memory_bytes"]))
     return table
 
 

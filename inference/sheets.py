@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from headsmith.inference.degenerate import KINDS
-from headsmith.inference.figures import bounds, gigabytes, number, percent, signed
+from headsmith.inference.figures import (
+    bounds,
+    gigabytes,
+    number,
+    percent,
+    phase_cells,
+    signed,
+    speed_cells,
+)
 from headsmith.inference.report import TAU_FORMULA
 
 # Answers that a table lists by name; result.json names all of them.
@@ -126,14 +134,9 @@ def _speed(given: Iterable[dict[str, Any]]) -> Sheet:
     columns += ["peak GB"]
     rows = [
         [
-            str(row["batch"]),
-            number(row["baseline_tokens_per_s"], 1),
-            number(row["tokens_per_s"], 1),
-            number(row["speedup"]),
-            number(row["predicted_speedup"]),
-            {True: "yes", False: "no", None: "-"}[row["pays"]],
+            *speed_cells(row),
             number(row.get("tau")),
-            *(number(row[key]) for key in ("draft_ms", "verify_ms", "other_ms")),
+            *phase_cells(row),
             *(number(row[key]["p50"], 1) for key in ("ttft_ms", "itl_ms")),
             gigabytes(row["peak_memory_bytes"]),
         ]

@@ -39,8 +39,9 @@ LOUDNESS = 1.3
 SCORES = (10.0, 20.0)
 # Share of the code's variance that the taps must explain.
 LEGIBLE = 0.2
-# What a full match adds to the logit of the token that followed, in standard deviations of the
-# logits that are there, and a ridge for the directions in which lm_head has nearly nothing to say.
+# What a full match adds to the logit of the token that followed, in standard deviations of those
+# that the taps alone make, and a ridge for the directions in which lm_head has nearly nothing to
+# say.
 LOGIT, RIDGE = 0.6, 0.1
 
 
@@ -97,7 +98,7 @@ class Copying:
         states = fitted @ statistics.taps @ fitted.T
         logits = ((read @ states) * read).sum(-1).mean().sqrt()
         quiet = _quiet(read, states, numbers)
-        heard, size = _write_code(head, statistics.taps, self.found, columns, quiet)
+        heard, size = _write_code(head, fitted, statistics.taps, self.found, columns, quiet)
         attention, width = head.midlayer.self_attn, config.hidden_size
         shape = (config.num_kv_heads, -1, config.head_dim)
         (keys,) = attention.k_proj.weight.unflatten(0, shape)[-1]
@@ -142,12 +143,17 @@ def _quiet(read: Tensor, states: Tensor, numbers: int) -> Tensor:
 
 
 def _write_code(
-    head: Eagle3Head, moments: Tensor, found: Tensor, columns: Tensor, quiet: Tensor
+    head: Eagle3Head,
+    fitted: Tensor,
+    moments: Tensor,
+    found: Tensor,
+    columns: Tensor,
+    quiet: Tensor,
 ) -> tuple[float, float]:
-    """Let `fc` say the code of a row's own token in the directions quiet [H, c] of z, and nothing
-    else there. Returns the RMS of a channel of that code and of all of z.
+    """Let `fc`, whose weights for inputs of equal size are `fitted` [H, mH_t], say the code of a
+    row's own token in the directions quiet [H, c] of z, and nothing else there. Returns the RMS of
+    a channel of that code and of all of z.
     """
-    fitted = head.fc.weight.double() * columns
     fitted = fitted - quiet @ (quiet.T @ fitted)
     rest = (fitted @ moments * fitted).sum() / len(fitted)
     said = (found @ moments * found).sum() / len(found)

@@ -8,7 +8,7 @@ from typing import Any
 from headsmith.errors import HeadsmithError
 from headsmith.files import weights_sha256
 from headsmith.models.provenance import read_provenance
-from headsmith.models.strict import read_json
+from headsmith.models.results import read_result
 
 # What is written where nothing was measured.
 DEFAULT_DRAFT = "chain:3"
@@ -135,14 +135,7 @@ def _measured(
 
 
 def _from_result(head: Path, file: Path) -> tuple[str, float | None, str | None]:
-    result = _read_result(file)
-    measured = result.get("head") or {}
-    own = weights_sha256(head)
-    if measured.get("sha256") != own:
-        raise HeadsmithError(
-            f"{file} measured the head {measured.get('path')} with other weights than {head}; give "
-            "a result.json of this head"
-        )
+    result = read_result(file, weights_sha256(head))
     setup, overall = result.get("setup") or {}, result.get("overall") or {}
     device = (result.get("device") or {}).get("name") or (result.get("device") or {}).get("type")
     how = (
@@ -151,15 +144,6 @@ def _from_result(head: Path, file: Path) -> tuple[str, float | None, str | None]
         f"{result.get('created')}"
     )
     return setup.get("draft") or DEFAULT_DRAFT, overall.get("tau"), how
-
-
-def _read_result(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise HeadsmithError(f"{file} does not exist; give the result.json of headsmith eval")
-    result = read_json(file)
-    if not str(result.get("schema", "")).startswith("headsmith.result/"):
-        raise HeadsmithError(f"{file} is not the result of headsmith eval; give its result.json")
-    return result
 
 
 def target_config(path: str | None) -> dict[str, Any]:

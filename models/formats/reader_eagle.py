@@ -11,7 +11,6 @@ Shapes: n rows, m taps, H_t target width, H width, h heads, g key/value heads, d
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from headsmith.errors import HeadsmithError
 from headsmith.models.formats.reader_rules import READERS
+from headsmith.models.formats.reader_tensors import Stored
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -29,7 +28,7 @@ Embed = Callable[[Tensor], Tensor]
 _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 
 
-class EngineHead:
+class EngineHead(Stored):
     """An exported head as the engine `name` would run it, in float32."""
 
     def __init__(self, folder: Path, name: str, num_layers: int | None) -> None:
@@ -177,14 +176,6 @@ class EngineHead:
                 taken["embed_tokens.weight"] = table.float()
         return taken
 
-    def _take(self, name: str, shape: list[int]) -> Tensor:
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
-            self._fault(f"lacks {name}")
-        if list(tensor.shape) != shape:
-            self._fault(f"has {name} of {list(tensor.shape)} where {shape} is read")
-        return tensor.float()
-
     def _target_ids(self) -> Tensor:
         """The target id of each row of lm_head: its number plus d2t."""
         rows = torch.arange(self.reading.draft_vocab)
@@ -199,6 +190,3 @@ class EngineHead:
         if mask.nonzero().flatten().tolist() != ids.tolist():
             self._fault("has a d2t and a t2d of different ids")
         return ids
-
-    def _fault(self, what: str) -> NoReturn:
-        raise HeadsmithError(f"the export {self.folder} {what}")

@@ -7,14 +7,14 @@ Shapes: n rows, H width, K heads, V_d ids that can be drafted.
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headsmith.errors import HeadsmithError
+from headsmith.models.formats.reader_tensors import Stored
 
 # With one of these in it TGI finds no speculator, and vLLM takes the target's for the heads' own.
 _FORBIDDEN = {
@@ -24,7 +24,7 @@ _FORBIDDEN = {
 }
 
 
-class EngineMedusa:
+class EngineMedusa(Stored):
     """Exported heads as the engine `name` would run them, in float32. `ids` int64 [V_d] are the
     target ids of the rows of their lm_heads.
     """
@@ -111,14 +111,3 @@ class EngineMedusa:
             ]
             for i in range(heads)
         ]
-
-    def _take(self, name: str, shape: list[int]) -> Tensor:
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
-            self._fault(f"lacks {name}")
-        if list(tensor.shape) != shape:
-            self._fault(f"has {name} of {list(tensor.shape)} where {shape} is read")
-        return tensor if tensor.dtype == torch.int64 else tensor.float()
-
-    def _fault(self, what: str) -> NoReturn:
-        raise HeadsmithError(f"the export {self.folder} {what}")

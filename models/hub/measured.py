@@ -4,15 +4,13 @@ the validation in headsmith.json. What a file does not say is said to be unknown
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headsmith.errors import HeadsmithError
+from headsmith.models.results import read_result
 
-SCHEMA = "headsmith.result/1"
 UNKNOWN = "not recorded"
 
 
@@ -108,25 +106,6 @@ def gather(about: dict[str, Any], sha256: str | None, results: list[Path]) -> Me
         how = How.of_validation(about)
         found.acceptance.append(Acceptance("validation in training", validation, how))
     return found
-
-
-def read_result(path: Path, sha256: str | None) -> dict[str, Any]:
-    """A result.json that measured the head with these weights."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise HeadsmithError(f"there is no result {path}; give a file of headsmith eval") from error
-    except (ValueError, OSError) as error:
-        raise HeadsmithError(f"{path} is not valid JSON ({error}); measure again") from error
-    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
-        raise HeadsmithError(f"{path} is no result of headsmith eval; write one with --json FILE")
-    head = result.get("head") or {}
-    if head.get("sha256") != sha256 or sha256 is None:
-        raise HeadsmithError(
-            f"{path} measured {head.get('path') or 'no head'}, whose weights are not these; "
-            "measure this head with headsmith eval"
-        )
-    return result
 
 
 def _add(found: Measured, path: Path, result: dict[str, Any]) -> None:

@@ -32,18 +32,19 @@ SAMPLE = Sample(0.02, seed=3)
 STATIC = RankTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 
 
+# Weights so small that a model hardly looks back.
+BLUNT = {
+    "max_position_embeddings": 128,
+    "initializer_range": 0.02,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
 @pytest.fixture(scope="module")
 def looping(make_llama: Callable[..., LlamaForCausalLM], tiny_tokenizer: Any) -> Target:
     """Two blocks that hardly look back: greedy text soon goes round, as lookup needs it."""
-    model = make_llama(
-        seed=5,
-        num_hidden_layers=2,
-        vocab_size=60,
-        max_position_embeddings=128,
-        initializer_range=0.02,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    model = make_llama(seed=5, num_hidden_layers=2, vocab_size=60, **BLUNT)
     return Target(model.double(), tiny_tokenizer, "looping")
 
 
@@ -52,15 +53,7 @@ def cousin(
     make_llama: Callable[..., LlamaForCausalLM], tiny_tokenizer: Any, looping: Target
 ) -> Any:
     """A smaller model that agrees with the looping target on most tokens, and of fewer ids."""
-    model = make_llama(
-        seed=6,
-        num_hidden_layers=1,
-        vocab_size=58,
-        max_position_embeddings=128,
-        initializer_range=0.02,
-        bos_token_id=None,
-        eos_token_id=None,
-    ).double()
+    model = make_llama(seed=6, num_hidden_layers=1, vocab_size=58, **BLUNT).double()
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(looping.model.get_input_embeddings().weight[:58])
         model.lm_head.weight.copy_(looping.head_weight[:58])

@@ -120,7 +120,7 @@ def test_a_result_of_this_head_counts_more_than_its_validation(
     text = (tmp_path / "out/DEPLOY.md").read_text()
     assert "chain:2, tau 1.750" in text and "60 requests of default, a CPU" in text
     result["head"] = {"path": "other", "sha256": "0"}
-    with pytest.raises(HeadsmithError, match="with other weights"):
+    with pytest.raises(HeadsmithError, match="whose weights are not these"):
         export(folder, "vllm", tmp_path / "o", result=write("r.json", json.dumps(result)))
     with pytest.raises(HeadsmithError, match="not the result of headsmith eval"):
         export(folder, "vllm", tmp_path / "o", result=write("r.json", "{}"))

@@ -123,7 +123,7 @@ def test_a_result_of_another_head_is_refused(make: Make, result: Path, tmp_path:
     cases = {
         "whose weights are not these": other | {"head": {"path": "x", "sha256": "0"}},
         "measured no head": other | {"head": None},
-        "is no result of headsmith eval": {"schema": "headsmith.run/1"},
+        "is not the result of headsmith eval": {"schema": "headsmith.run/1"},
     }
     for words, content in cases.items():
         (tmp_path / "r.json").write_text(json.dumps(content))
