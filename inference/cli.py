@@ -89,6 +89,12 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     show_default=True,
     help="Measure plain decoding in turn with the drafted one.",
 )
+@click.option(
+    "--arrival",
+    help="Measure a queue: all (at once), constant:RATE or poisson:RATE, in requests a second; "
+    "--batch is the limit of concurrent ones.",
+)
+@click.option("--prefill-chunk", type=int, help="Most prompt tokens of a pass. [default: all]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--system-prompt", help="Put before prompts that have no system message.")
 @click.option("--stop", multiple=True, help="A text that ends an answer; repeat for several.")

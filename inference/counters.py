@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headsmith.errors import EnvironmentFault
-from headsmith.inference.records import Phases, Request, Response
+from headsmith.inference.records import Phases, Request, Response, Round
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -93,6 +93,11 @@ class _Counted:
 
     def __init__(self, decoder: Generates, count: Callable[[Response], None]) -> None:
         self.decoder, self.count = decoder, count
+
+    @property
+    def rounds(self) -> list[Round]:
+        """Those of the decoder."""
+        return getattr(self.decoder, "rounds", [])
 
     def generate(
         self,

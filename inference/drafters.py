@@ -101,6 +101,11 @@ class EagleDrafter:
         self._cache = KeyValueCache(0, 0)
         self._lengths: list[int] = []
 
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of the head."""
+        return self._cache.nbytes
+
     def reset(self, slots: int, capacity: int) -> None:
         self._cache = KeyValueCache(slots, capacity)
         self._lengths = [0] * slots

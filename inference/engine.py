@@ -3,14 +3,14 @@ ragged requests.
 
 Plain decoding is the same engine without a drafter. Requests share a pass, never a length: each has
 its own slot in the cache, its position is its own committed length plus the node's depth, and a
-finished request makes room for the next.
+finished request makes room at once for the next that has arrived. Prompts may be read in chunks, so
+that a long one does not keep the others waiting.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.accept import GREEDY, Rule
+from headsmith.inference.active import Active, Verified
+from headsmith.inference.arrival import Arrival, Queue
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
-from headsmith.inference.noise import Place
-from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response
+from headsmith.inference.records import Pass, Phases, Request, Response, Round
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 from headsmith.models.prefix import Features
@@ -29,58 +30,12 @@ from headsmith.models.spans import Span
 from headsmith.models.target import Target
 
 
-@dataclass(slots=True)
-class _Active:
-    """A request that is being decoded. `cached` tokens are in the target's cache: all committed but
-    the root.
-    """
-
-    request: Request
-    index: int
-    slot: int
-    started: float
-    cached: int = 0
-    output: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
-    finished: FinishReason | None = None
-    update: Update | None = None
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt_ids) + len(self.output)
-
-    def places(self, tree: Tree) -> list[Place]:
-        """Where the tokens behind each node of a tree stand, whose root is the last committed
-        token.
-        """
-        request, written = self.request, self.output
-        return [
-            Place(request.name, self.length + len(path), request.prompt_ids, written, path)
-            for path in tree.paths
-        ]
-
-    def next_place(self) -> Place:
-        """Where the next token stands."""
-        request = self.request
-        return Place(request.name, self.length, request.prompt_ids, self.output)
-
-
-@dataclass(slots=True)
-class _Verified:
-    """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node
-    and its place, the states of each; its likeliest tokens where the drafter reads them.
-    """
-
-    logits: Tensor
-    choices: list[int]
-    places: list[Place]
-    states: Features
-    likeliest: list[int] | None = None
-
-
 class Decoder:
-    """Decoding of requests by a rule, up to `batch` at a time, with or without a drafter."""
+    """Decoding of requests by a rule, up to `batch` at a time, with or without a drafter.
+
+    `prefill_chunk` bounds the prompt tokens of a pass (None: whole prompts); `arrival` says when
+    requests come. After a call, `phases` and `rounds` hold what its time went into.
+    """
 
     def __init__(
         self,
@@ -92,7 +47,11 @@ class Decoder:
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
         rule: Rule = GREEDY,
+        arrival: Arrival | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise HeadsmithError(f"prefill_chunk is {prefill_chunk}; it must be at least 1")
         if batch < 1 or max_new_tokens < 1:
             raise HeadsmithError(
                 f"batch {batch} and max_new_tokens {max_new_tokens} must be at least 1"
@@ -103,7 +62,7 @@ class Decoder:
                 f"context holds {target.max_context}; draft less"
             )
         self.target, self.drafter, self.batch = target, drafter, batch
-        self.rule = rule
+        self.rule, self.arrival, self.chunk = rule, arrival or Arrival(), prefill_chunk
         self.stop = StopRule(
             stop_ids=frozenset() if ignore_eos else frozenset(target.stop_ids),
             max_new_tokens=max_new_tokens,
@@ -114,6 +73,8 @@ class Decoder:
         self._taps = drafter.taps if drafter is not None else ()
         self._reads_likeliest = getattr(drafter, "reads_likeliest", False)
         self.phases = Phases()
+        self.rounds: list[Round] = []
+        self.cache = KeyValueCache(0, 0)
 
     @torch.inference_mode()
     def generate(
@@ -125,17 +86,19 @@ class Decoder:
         Raises HeadsmithError when a prompt is empty or leaves no room in the target's context.
         """
         self._start(requests)
-        waiting = deque(enumerate(requests))
-        active: list[_Active] = []
+        queue = Queue(requests, self.arrival)
+        active: list[Active] = []
         responses: list[Response | None] = [None] * len(requests)
-        while waiting or active:
-            free = sorted(set(range(self.batch)) - {a.slot for a in active})
-            fresh = [self._admit(*waiting.popleft(), slot) for slot in free[: len(waiting)]]
-            if fresh:
-                self._prefill(fresh)
-            else:
-                self._step(active)
-            active = sorted(active + fresh, key=lambda a: a.slot)
+        while queue or active:
+            active = self._admit(queue, active)
+            reading = [a for a in active if a.unread]
+            if reading:
+                self._prefill(reading)
+            writing = [a for a in active if not a.unread and a.finished is None]
+            if writing:
+                self._step(writing)
+            elif not active:
+                queue.sleep()
             for done in (a for a in active if a.finished is not None):
                 responses[done.index] = response = self._finish(done)
                 if on_response is not None:
@@ -160,36 +123,65 @@ class Decoder:
             # A beam search keeps topk nodes of each level behind the committed rows.
             drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth)
             self.drafter.reset(self.batch, committed + drafted + 1)
-        self.phases = Phases()
+        self.phases, self.rounds = Phases(), []
 
-    def _admit(self, index: int, request: Request, slot: int) -> _Active:
-        return _Active(request, index, slot, time.perf_counter())
+    def _admit(self, queue: Queue, active: list[Active]) -> list[Active]:
+        """The active requests and those that find a free slot, in the order of the slots."""
+        free = sorted(set(range(self.batch)) - {a.slot for a in active})
+        now = time.perf_counter()
+        fresh = [
+            Active(one.request, one.index, slot, now, now - one.arrived)
+            for slot, one in zip(free, queue.take(len(free)), strict=False)
+        ]
+        return sorted(active + fresh, key=lambda a: a.slot)
 
-    def _prefill(self, fresh: list[_Active]) -> None:
-        """One pass over the whole prompts; its last state gives each request's first token, which
-        is in no Pass.
+    def _prefill(self, reading: list[Active]) -> None:
+        """One pass over prompts, or over as much of them as a chunk holds, in the order of arrival.
+
+        The state behind a prompt's end gives the request's first token, which is in no Pass.
         """
         with self._timed("prefill_s"):
-            spans = [Span(len(a.request.prompt_ids), 0, a.slot) for a in fresh]
-            ids = torch.tensor(
-                [t for a in fresh for t in a.request.prompt_ids], device=self.target.device
+            parts = self._parts(reading)
+            ids = [t for a, n in parts for t in a.request.prompt_ids[a.cached : a.cached + n]]
+            spans = [Span(n, a.cached, a.slot) for a, n in parts]
+            features = self.target.run(
+                torch.tensor(ids, device=self.target.device), spans, self.cache, self._taps
             )
-            features = self.target.run(ids, spans, self.cache, self._taps)
-            last = torch.tensor([s.length for s in spans], device=ids.device).cumsum(0) - 1
-            logits = self.target.logits(features.last[last])
-            self._refuse_nan(fresh, logits)
-            places = [a.next_place() for a in fresh]
-            first = self.rule.scores(logits, places).argmax(-1).tolist()
-            taps = features.taps.split([s.length for s in spans])
-            for a, token, tapped, state in zip(
-                fresh, first, taps, features.last[last], strict=True
+            sizes = [n for _, n in parts]
+            whole, states = [], []
+            for (a, n), taps, last in zip(
+                parts, features.taps.split(sizes), features.last.split(sizes), strict=True
             ):
-                a.cached = len(a.request.prompt_ids)
-                self._commit(a, [token])
-                tokens = [*a.request.prompt_ids[1:], token]
-                a.update = Update(a.slot, tokens, tapped, state, a.next_place(), a.request)
+                a.cached += n
+                a.taps.append(taps)
+                if not a.unread:
+                    whole.append(a)
+                    states.append(last[-1])
+            if whole:
+                self._begin(whole, torch.stack(states))
 
-    def _refuse_nan(self, fresh: list[_Active], logits: Tensor) -> None:
+    def _parts(self, reading: list[Active]) -> list[tuple[Active, int]]:
+        """What the next pass reads: requests, in the order of their slots, and tokens of each."""
+        if self.chunk is None:
+            return [(a, a.unread) for a in reading]
+        left, parts = self.chunk, []
+        for a in sorted(reading, key=lambda a: a.index):
+            if left:
+                parts.append((a, min(left, a.unread)))
+                left -= parts[-1][1]
+        return sorted(parts, key=lambda part: part[0].slot)
+
+    def _begin(self, fresh: list[Active], states: Tensor) -> None:
+        """Commit the first token of requests whose prompt is read; `states` [n, H] behind it."""
+        logits = self.target.logits(states)
+        self._refuse_nan(fresh, logits)
+        places = [a.next_place() for a in fresh]
+        first = self.rule.scores(logits, places).argmax(-1).tolist()
+        for a, token, state in zip(fresh, first, states, strict=True):
+            self._commit(a, [token])
+            a.update = a.first_update(token, state)
+
+    def _refuse_nan(self, fresh: list[Active], logits: Tensor) -> None:
         """NaN in a prompt's states reaches all that follows, so looking here is enough."""
         for a, finite in zip(fresh, logits.isfinite().all(-1).tolist(), strict=True):
             if not finite:
@@ -198,8 +190,9 @@ class Decoder:
                     "NaN or infinity; try float32, or get the target's weights again"
                 )
 
-    def _step(self, active: list[_Active]) -> None:
+    def _step(self, active: list[Active]) -> None:
         """One round for every active request: draft, verify, accept, commit."""
+        before = replace(self.phases)
         with self._timed("draft_s"):
             trees = self._draft(active)
         with self._timed("verify_s"):
@@ -207,8 +200,9 @@ class Decoder:
         with self._timed("other_s"):
             for a, tree, seen in zip(active, trees, verified, strict=True):
                 self._accept(a, tree, seen)
+        self.rounds.append(Round(len(active), self.phases - before))
 
-    def _draft(self, active: list[_Active]) -> list[Tree]:
+    def _draft(self, active: list[Active]) -> list[Tree]:
         if self.drafter is None:
             return [Tree([a.output[-1]], [-1]) for a in active]
         trees = self.drafter.propose([a.update for a in active if a.update is not None])
@@ -218,7 +212,7 @@ class Decoder:
             for a, tree in zip(active, trees, strict=True)
         ]
 
-    def _verify(self, active: list[_Active], trees: list[Tree]) -> list[_Verified]:
+    def _verify(self, active: list[Active], trees: list[Tree]) -> list[Verified]:
         """One target pass over all nodes of all trees."""
         spans = [
             Span(len(tree), a.cached, a.slot)
@@ -235,7 +229,7 @@ class Decoder:
         choices = scores.argmax(-1).cpu().split(sizes)
         states = map(Features, features.taps.split(sizes), features.last.split(sizes))
         verified = [
-            _Verified(rows, chosen.tolist(), where, seen)
+            Verified(rows, chosen.tolist(), where, seen)
             for rows, chosen, where, seen in zip(
                 logits.split(sizes), choices, places, states, strict=True
             )
@@ -245,7 +239,7 @@ class Decoder:
                 one.likeliest = one.logits.argmax(-1).tolist()
         return verified
 
-    def _accept(self, a: _Active, tree: Tree, seen: _Verified) -> None:
+    def _accept(self, a: Active, tree: Tree, seen: Verified) -> None:
         """Commit the path that the rule keeps and the token behind it."""
         accepted = self.rule.accept(tree, seen.logits, seen.choices, seen.places)
         path = accepted.path
@@ -260,18 +254,16 @@ class Decoder:
             place, likeliest = a.next_place(), seen.likeliest
             a.update = Update(a.slot, new, taps, last, place, likeliest=likeliest)
 
-    def _commit(self, a: _Active, new: list[int]) -> int:
+    def _commit(self, a: Active, new: list[int]) -> int:
         """Append new tokens up to the first that ends the answer; returns how many."""
         committed, a.finished = self.stop.append(len(a.request.prompt_ids), a.output, new)
         a.times += [time.perf_counter() - a.started] * committed
         return committed
 
-    def _finish(self, a: _Active) -> Response:
-        assert a.finished is not None
+    def _finish(self, a: Active) -> Response:
         if self.drafter is not None:
             self.drafter.release(a.slot)
-        first, last = a.times[0], a.times[-1]
-        return Response(a.request, a.output, a.finished, a.passes, first, last - first, a.times)
+        return a.response()
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

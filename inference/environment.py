@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from headsmith import __version__
@@ -56,21 +58,36 @@ def device_info(device: torch.device) -> dict[str, Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak on CUDA; a CPU process has one peak for its whole life."""
+    """Starts a new peak: of CUDA's allocator, or on Linux of this process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        return
+    # Elsewhere, and where this is not allowed, a process has one peak for its whole life.
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
     """Peak of the CUDA allocator since the reset, or of the process's resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     try:
         import resource
     except ImportError:  # Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if platform.system() == "Darwin" else peak * 1024)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """What CUDA's allocator has given out now, or the process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return int(psutil.Process().memory_info().rss)
 
 
 def _cpu_name() -> str:

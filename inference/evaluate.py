@@ -105,7 +105,9 @@ def _run(session: Session) -> None:
         if settings.out is not None:
             key = settings_key(session, prompts_sha256(session.conversations))
             journal = Journal(Path(settings.out), key)
-            session.wraps.append(journal.wrap)
+            # A queue that was interrupted is another queue: such a run starts anew.
+            if settings.arrival is None:
+                session.wraps.append(journal.wrap)
         if settings.metrics_port is not None:
             model = settings.head or session.target.path
             counters = stack.enter_context(served(model, settings.metrics_port))

@@ -42,6 +42,31 @@ def phase_cells(row: dict[str, Any]) -> list[str]:
     return [number(row[key]) for key in ("draft_ms", "verify_ms", "other_ms")]
 
 
+LOAD_COLUMNS = ("tok/s", "run-\nning", "queue\nms", "first\nms p50", "p95", "p99")
+LOAD_COLUMNS += ("between\nms p50", "p95", "p99")
+
+
+def load_rows(speed: list[dict[str, Any]]) -> list[list[str]]:
+    """Of the rows of `speed` with a `load`: batch, decoder, and FLOW under `LOAD_COLUMNS`."""
+    rows = []
+    for row in speed:
+        for who in ("plain", "drafted"):
+            flow = (row.get("load") or {}).get(who)
+            if flow:
+                waits = [
+                    flow[key][p] for key in ("ttft_ms", "itl_ms") for p in ("p50", "p95", "p99")
+                ]
+                cells = [number(flow["output_tokens_per_s"], 1), number(flow["running"], 1)]
+                cells += [number(ms, 0) for ms in (flow["queue_ms"]["p50"], *waits)]
+                rows.append([str(row["batch"]), who, *cells])
+    return rows
+
+
+def megabytes(value: int | None) -> str:
+    """`512.0`"""
+    return "-" if value is None else f"{value / 1e6:.1f}"
+
+
 def gigabytes(value: int | None) -> str:
     """`1.50`"""
     return "-" if value is None else f"{value / 1e9:.2f}"

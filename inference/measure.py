@@ -34,6 +34,7 @@ class BatchRun:
     drafted: Arm
     baseline: Arm | None
     peak_memory_bytes: int | None = None
+    memory: dict[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class Session:
         with_baseline = self.settings.baseline and self.drafts
         baseline = Arm(self.decoder(batch, plain=True)) if with_baseline else None
         arms = [drafted] if baseline is None else [baseline, drafted]
+        decoders = [arm.decoder for arm in arms]
+        before = environment.memory_bytes(device)
         for arm in arms:
             for wrap in self.wraps:
                 arm.decoder = wrap(arm.decoder, "drafted" if arm is drafted else "plain", batch)
@@ -80,7 +83,7 @@ class Session:
         else:
             self._first_run(arms, batch)
         peak = environment.peak_memory_bytes(device)
-        return BatchRun(batch, drafted, baseline, peak)
+        return BatchRun(batch, drafted, baseline, peak, memory_of(decoders, before, peak))
 
     def _first_run(self, arms: list[Arm], batch: int) -> None:
         """All first turns, then all second turns with the answers in front of them, and so on."""
@@ -121,7 +124,7 @@ class Session:
             if self.on_progress is not None:
                 self.on_progress(self.done, total, f"batch {batch}")
 
-        alternate(arms, wave, batch, report)
+        alternate(arms, wave, batch, report, whole=self.settings.arrival is not None)
 
     def _warm_up(self, batch: int, wave: list[Request], arms: int) -> None:
         """A few tokens that nobody counts: first calls allocate, compile and fill caches."""
@@ -142,6 +145,8 @@ class Session:
             stop_strings=self.settings.stop,
             # A lossy rule has no plain decoding of its own: its drafts are compared with greedy.
             rule=rule if rule.lossless or not plain else GREEDY,
+            arrival=self.settings.arrivals,
+            prefill_chunk=self.settings.prefill_chunk,
         )
 
     def _drafter(self) -> Drafter:
@@ -161,3 +166,12 @@ class Session:
         if self._source is None:
             self._source = drafter_source(choice, self.target, settings.draft, self.conversations)
         return self._source()
+
+
+def memory_of(decoders: list[Any], before: int, peak: int | None) -> dict[str, int | None]:
+    """Bytes of the drafted decoder's caches, which is the last, and of all else that came on top of
+    `before`: every decoder keeps its caches until the end.
+    """
+    caches = [(one.cache.nbytes, getattr(one.drafter, "cache_bytes", 0)) for one in decoders]
+    rest = None if peak is None else max(0, peak - before - sum(map(sum, caches)))
+    return {"cache": caches[-1][0], "head_cache": caches[-1][1], "workspace": rest}

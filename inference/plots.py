@@ -5,6 +5,7 @@
     depth.png       tau if drafts had stopped earlier: 1 + u_1 + .. + u_d (spec/verifier.md 1.1)
     context.png     tau against the prompt's length, where several were measured
     batch.png       tau against the batch size, where several were measured
+    load.png        ms between tokens against output, under an arrival pattern
     speedup.png     measured and predicted speedup against the batch size
 
 Needs matplotlib (`pip install 'headsmith[report]'`); opens no window. No panel pools tasks unless
@@ -132,6 +133,25 @@ def _batch(result: dict[str, Any]) -> Figure | None:
     return figure
 
 
+def _latency(result: dict[str, Any]) -> Figure | None:
+    """Waiting against output, a point a concurrency: where the curve bends, the machine is full."""
+    rows = [row for row in result["speed"] if row.get("load")]
+    if len(rows) < 2:
+        return None
+    figure, panel = _single("output tokens a second", "ms between tokens, median")
+    for who in ("plain", "drafted"):
+        flows = [(row["batch"], row["load"][who]) for row in rows if row["load"][who]]
+        if flows:
+            rates = [flow["output_tokens_per_s"] for _, flow in flows]
+            waits = [flow["itl_ms"]["p50"] or float("nan") for _, flow in flows]
+            panel.plot(rates, waits, marker="o", label=who)
+            for (batch, _), x, y in zip(flows, rates, waits, strict=True):
+                panel.annotate(str(batch), (x, y), textcoords="offset points", xytext=(4, 4))
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize="small")
+    return figure
+
+
 def _speedup(result: dict[str, Any]) -> Figure | None:
     rows = [row for row in result["speed"] if row["speedup"] is not None]
     if len(rows) < 2:
@@ -152,6 +172,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[dict[str, Any]], Figure | None]], ...] =
     ("depth.png", "Tau if drafts had stopped earlier (1 + u_1 + .. + u_d)", _depth),
     ("context.png", "Tau against the length of the prompt, with 95 % intervals", _context),
     ("batch.png", "Tau against the batch size, with 95 % intervals", _batch),
+    ("load.png", "Waiting against output at each concurrency", _latency),
     ("speedup.png", "Speedup against the batch size, measured and predicted", _speedup),
 )
 

@@ -57,8 +57,9 @@ class Request:
 class Response:
     """What a request gave. The first output token comes from the prefill and is in no pass.
 
-    decode_s and token_times are wall seconds; token_times[i] is when output_ids[i] was committed,
-    counted from the request's start, so token_times[0] is the time to the first token.
+    Times are wall seconds. token_times[i] is when output_ids[i] was committed, counted from when
+    the request was taken up, queue_s after it arrived; so queue_s + token_times[0] is the time to
+    the first token, of which prefill_s = token_times[0] was its prompt's.
     """
 
     request: Request
@@ -68,6 +69,7 @@ class Response:
     prefill_s: float
     decode_s: float
     token_times: list[float]
+    queue_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -99,6 +101,14 @@ class Phases:
             self.verify_s - less.verify_s,
             self.other_s - less.other_s,
         )
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of the decoder: how many requests shared it, and what it took (no prefill)."""
+
+    running: int
+    phases: Phases
 
 
 @dataclass(slots=True)

@@ -11,7 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from headsmith.inference.advice import advice_line
-from headsmith.inference.figures import bounds, gigabytes, number, percent, phase_cells, speed_cells
+from headsmith.inference.figures import (
+    LOAD_COLUMNS,
+    bounds,
+    gigabytes,
+    load_rows,
+    number,
+    percent,
+    phase_cells,
+    speed_cells,
+)
+from headsmith.inference.load import pays_up_to
 from headsmith.inference.sampling import in_words
 
 TAU_FORMULA = (
@@ -48,6 +58,8 @@ def print_report(result: dict[str, Any], console: Console) -> None:
     if positions is not None:
         console.print(positions)
     console.print(_speed(result["speed"]))
+    if result["setup"].get("arrival"):
+        console.print(_load(result))
     for line in statements(result):
         console.print(Text(line))
     for warning in result["warnings"]:
@@ -60,7 +72,12 @@ def statements(result: dict[str, Any]) -> list[str]:
     """What the figures say, in sentences: does the head pay, is the text the target's own, how
     much more would it take to know tau better, which bounds of a gate are met.
     """
-    lines = [*_verdicts(result), _kept_to(result), _equivalents(result)]
+    lines = [
+        *_verdicts(result),
+        *_load_verdicts(result["speed"]),
+        _kept_to(result),
+        _equivalents(result),
+    ]
     lines += [advice_line(result.get("advice"))]
     for row in result.get("gate", ()):
         lines.append(f"gate {'met' if row['met'] else 'MISSED'}: {row['says']}")
@@ -150,6 +167,34 @@ def _verdicts(result: dict[str, Any]) -> Iterable[str]:
                 f"batch {row['batch']}: {what} {verdict}: (draft + verify + rest) per committed "
                 f"token {row['cost_per_token_ms']:.2f} ms {sign} "
                 f"{row['baseline_cost_per_token_ms']:.2f} ms of plain decoding"
+            )
+
+
+def _load(result: dict[str, Any]) -> Table:
+    """Throughput and waiting of both decoders at every concurrency."""
+    title = f"load: requests arrive {result['setup']['arrival']}, all output and prefill counted"
+    table = open_table(title, "batch", "", *LOAD_COLUMNS)
+    for cells in load_rows(result["speed"]):
+        table.add_row(*cells)
+    return table
+
+
+def _load_verdicts(speed: list[dict[str, Any]]) -> Iterable[str]:
+    """Where drafting stops to pay, and how near the prediction came under load."""
+    if sum(row["pays"] is not None for row in speed) > 1:
+        last, first_not = pays_up_to(speed)
+        if first_not is None:
+            yield f"drafting pays at every batch that was measured, up to {last}"
+        else:
+            upto = "at no batch below it" if last is None else f"up to batch {last}"
+            yield f"drafting pays {upto}, not at batch {first_not}"
+    for row in speed:
+        load = row.get("load")
+        if load and load["plain"]:
+            yield (
+                f"load at {row['batch']} concurrent: {number(load['speedup'])} times plain "
+                f"decoding's output, {number(load['predicted_speedup'])} predicted of full rounds; "
+                f"{load['identical']} texts are the plain decoder's"
             )
 
 

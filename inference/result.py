@@ -18,6 +18,7 @@ from headsmith.inference.advice import advise_all
 from headsmith.inference.deciles import compare_deciles, decile_warnings
 from headsmith.inference.degenerate import degenerate_warning, find_degenerate
 from headsmith.inference.diagnose_report import write_diagnosis
+from headsmith.inference.load import load_row
 from headsmith.inference.measure import BatchRun, Session
 from headsmith.inference.metrics import by_task, equivalents, summarise
 from headsmith.inference.prompts import prompts_sha256, template_sha256
@@ -151,6 +152,8 @@ def _describe_setup(session: Session, rule: Rule) -> dict[str, Any]:
         "prompts_sha256": prompts_sha256(session.conversations),
         "stop": list(settings.stop),
         "context": list(settings.context),
+        "arrival": settings.arrival,
+        "prefill_chunk": settings.prefill_chunk,
     }
 
 
@@ -167,6 +170,15 @@ def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
         head_bytes=size,
     )
     metrics = summarise(run.drafted.responses, seed=session.settings.seed)
+    if session.settings.arrival is not None:
+        held = {"target": _parameters(session) * session.target.dtype.itemsize, "head": size or 0}
+        row["load"] = load_row(
+            run.drafted,
+            run.baseline,
+            batch=run.batch,
+            arrival=session.settings.arrivals,
+            memory=held | run.memory,
+        )
     return row | {"tau": metrics["tau"], "tau_ci": metrics["tau_ci"]}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference.arrival import Arrival, parse_arrival
 from headsmith.inference.drafter_choice import (
     Choice,
     FromHead,
@@ -36,6 +37,8 @@ class EvalSettings:
     `draft` as in `parse_shape` ("" is chain:4), `drafter` as in `parse_drafter`, `limit` prompts of
     each source, `batch` sizes measured in turn, `context` lengths that the prompts are brought to,
     `diagnose_depth` of the chains of `diagnose`.
+    `arrival` as in `parse_arrival` measures a queue, whose concurrency `batch` limits; None takes
+    requests as slots become free. `prefill_chunk` is the most prompt tokens of a pass.
     `gate` a file of bounds (`gate.load_gate`), `metrics_port` where counters of the run are served.
     `temperature` None is 0 for greedy, else 1; the `posterior_` two as in `accept.Typical`; from
     `top_k` to `logit_bias` (`ID=VALUE` texts) as in `sampling.Shaping`.
@@ -75,6 +78,8 @@ class EvalSettings:
     diagnose_depth: int = 8
     gate: str | None = None
     metrics_port: int | None = None
+    arrival: str | None = None
+    prefill_chunk: int | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -88,7 +93,8 @@ class EvalSettings:
         counts += [("context", tokens) for tokens in self.context]
         counts += [("diagnose-depth", self.diagnose_depth)]
         counts += [("limit", self.limit)] if self.limit is not None else []
-        counts += [("threads", self.threads)] if self.threads is not None else []
+        given = [("threads", self.threads), ("prefill-chunk", self.prefill_chunk)]
+        counts += [(name, value) for name, value in given if value is not None]
         for name, value in counts:
             if value < 1:
                 raise HeadsmithError(f"{name} is {value}; it must be 1 or more")
@@ -104,6 +110,8 @@ class EvalSettings:
             raise HeadsmithError(f"out is {self.out}, which is a file; name a folder")
         if any(not text for text in self.stop):
             raise HeadsmithError("a stop string is empty; it would end every answer at once")
+        if self.arrival is not None:
+            self.arrival = str(parse_arrival(self.arrival))
         self._check_draft()
         if self.drafter == "head":
             self._check_head()
@@ -168,6 +176,11 @@ class EvalSettings:
         if self.temperature is not None:
             return self.temperature
         return 0.0 if self.rule == "greedy" else 1.0
+
+    @property
+    def arrivals(self) -> Arrival:
+        """When requests arrive."""
+        return parse_arrival(self.arrival or "all", self.seed)
 
     @property
     def choice(self) -> Choice:

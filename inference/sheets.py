@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 from headsmith.inference.degenerate import KINDS
 from headsmith.inference.figures import (
+    LOAD_COLUMNS,
     bounds,
     gigabytes,
+    load_rows,
+    megabytes,
     number,
     percent,
     phase_cells,
@@ -34,7 +37,8 @@ class Sheet(NamedTuple):
 
 def sheets(result: dict[str, Any]) -> list[Sheet]:
     """Every table that the result has figures for."""
-    found = [_acceptance(result), _positions(result), _speed(result["speed"]), _ends(result)]
+    found = [_acceptance(result), _positions(result), _speed(result["speed"])]
+    found += [_load(result["speed"]), _memory(result["speed"]), _ends(result)]
     found += [_deciles(result.get("deciles")), _degenerate(result.get("degenerate"))]
     found += [_gate(result.get("gate"))]
     return [sheet for sheet in found if sheet.rows]
@@ -66,7 +70,9 @@ def speed_csv(result: dict[str, Any]) -> str:
     for given in result["speed"]:
         row: dict[str, Any] = {}
         for key, value in given.items():
-            if isinstance(value, dict):
+            if key == "load":
+                row |= _flat("load", value)
+            elif isinstance(value, dict):
                 row |= {f"{key}_{part}": one for part, one in value.items()}
             elif key == "tau_ci":
                 row["tau_low"], row["tau_high"] = value or (None, None)
@@ -74,6 +80,13 @@ def speed_csv(result: dict[str, Any]) -> str:
                 row[key] = value
         rows.append(row)
     return to_csv(rows)
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Nested figures under the names of all their levels."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {k: v for key, one in value.items() for k, v in _flat(f"{name}_{key}", one).items()}
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:
@@ -144,6 +157,32 @@ def _speed(given: Iterable[dict[str, Any]]) -> Sheet:
     ]
     note = "tokens per second of decoding, prefill apart; draft, verify and rest in ms per pass"
     return Sheet("Speed", columns, rows, note)
+
+
+def _load(given: list[dict[str, Any]]) -> Sheet:
+    columns = [
+        "concurrent",
+        "decoder",
+        *(one.replace("-\n", "").replace("\n", " ") for one in LOAD_COLUMNS),
+    ]
+    note = (
+        "all output over the whole run, prefill and waiting included; first: from a request's "
+        "arrival to its first token; between: between tokens, shared by the tokens of a commit"
+    )
+    return Sheet("Load", columns, load_rows(given), note)
+
+
+def _memory(given: list[dict[str, Any]]) -> Sheet:
+    names = ("target", "cache", "head", "head_cache", "workspace")
+    rows = [
+        [str(row["batch"]), *(megabytes(row["load"]["memory"][name]) for name in names)]
+        for row in given
+        if row.get("load")
+    ]
+    columns = ["concurrent", "target", "cache", "head", "head's cache", "workspace"]
+    return Sheet(
+        "Memory at the peak in MB", columns, rows, "workspace: what measuring took besides"
+    )
 
 
 def _ends(result: dict[str, Any]) -> Sheet:

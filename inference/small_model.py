@@ -43,6 +43,11 @@ class ModelDrafter:
         self._lengths: list[int] = []
         self._full: set[int] = set()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of the small model."""
+        return self._cache.nbytes
+
     def reset(self, slots: int, capacity: int) -> None:
         self._cache = KeyValueCache(slots, capacity)
         self._lengths = [0] * slots

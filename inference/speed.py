@@ -12,17 +12,19 @@ in `result.json` says, for one batch size:
     predicted_speedup     tau / (c_v + c_d + c_o): phase medians over chunks in units of the plain
                           decoder's time per token (spec/verifier.md 4.4)
     itl_ms                time between commits, shared by the tokens of a commit
+    load                  where an arrival pattern was given: see `headsmith.inference.load`
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from headsmith.inference.records import Phases, Request, Response
+from headsmith.inference.records import Phases, Request, Response, Round
 
 CHUNK_BATCHES = 4
 
@@ -53,12 +55,17 @@ class Arm:
     decoder: Generates
     responses: list[Response] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    seconds: float = 0.0
 
     def run(
         self, requests: Sequence[Request], on_response: Callable[[Response], None] | None
     ) -> None:
         """Decodes a chunk and keeps its responses and times."""
+        begin = time.perf_counter()
         responses, phases = self.decoder.generate(requests, on_response)
+        self.seconds += time.perf_counter() - begin
+        self.rounds += getattr(self.decoder, "rounds", ())
         passes = [one for response in responses for one in response.passes]
         committed = sum(one.committed for one in passes)
         self.responses += responses
@@ -94,9 +101,15 @@ def alternate(
     requests: Sequence[Request],
     batch: int,
     on_response: Callable[[Response], None] | None = None,
+    *,
+    whole: bool = False,
 ) -> None:
-    """Runs every arm over all requests, in chunks, the arms' order turning from chunk to chunk."""
+    """Runs every arm over all requests, in chunks, the arms' order turning from chunk to chunk.
+
+    `whole`: as one chunk, for a queue is what it is only when nobody interrupts it.
+    """
     size = max(batch, min(CHUNK_BATCHES * batch, -(-len(requests) // 2)))
+    size = len(requests) if whole else size
     for number, start in enumerate(range(0, len(requests), size)):
         for arm in arms if number % 2 == 0 else reversed(arms):
             arm.run(requests[start : start + size], on_response)
@@ -111,19 +124,19 @@ def speed_row(
     head_bytes: int | None,
 ) -> dict[str, Any]:
     """The row of `speed` for one batch size; baseline figures are None without a baseline."""
-    cost = _ratio(1000 * drafted.phases.decode_s, drafted.committed)
-    base = _ratio(1000 * baseline.phases.decode_s, baseline.committed) if baseline else None
+    cost = ratio(1000 * drafted.phases.decode_s, drafted.committed)
+    base = ratio(1000 * baseline.phases.decode_s, baseline.committed) if baseline else None
     compared = cost is not None and base is not None
     return {
         "batch": batch,
-        "baseline_tokens_per_s": _ratio(1000, base),
-        "tokens_per_s": _ratio(1000, cost),
-        "speedup": _ratio(base, cost),
-        "ttft_ms": _percentiles(r.token_times[0] * 1000 for r in drafted.responses),
-        "itl_ms": _percentiles(_gaps_ms(drafted.responses)),
-        "draft_ms": _ratio(1000 * drafted.phases.draft_s, drafted.passes),
-        "verify_ms": _ratio(1000 * drafted.phases.verify_s, drafted.passes),
-        "other_ms": _ratio(1000 * drafted.phases.other_s, drafted.passes),
+        "baseline_tokens_per_s": ratio(1000, base),
+        "tokens_per_s": ratio(1000, cost),
+        "speedup": ratio(base, cost),
+        "ttft_ms": percentiles(r.token_times[0] * 1000 for r in drafted.responses),
+        "itl_ms": percentiles(gaps_ms(drafted.responses)),
+        "draft_ms": ratio(1000 * drafted.phases.draft_s, drafted.passes),
+        "verify_ms": ratio(1000 * drafted.phases.verify_s, drafted.passes),
+        "other_ms": ratio(1000 * drafted.phases.other_s, drafted.passes),
         "cost_per_token_ms": cost,
         "baseline_cost_per_token_ms": base,
         "pays": bool(cost < base) if compared else None,  # type: ignore[operator]
@@ -137,13 +150,14 @@ def predicted_speedup(drafted: Arm, baseline: Arm) -> float | None:
     """tau / (c_v + c_d + c_o), each the median phase time of a pass over the plain token's."""
     token = baseline.median_ms("decode_s", "committed")
     phases = [drafted.median_ms(name, "passes") for name in ("verify_s", "draft_s", "other_s")]
-    tau = _ratio(drafted.committed, drafted.passes)
+    tau = ratio(drafted.committed, drafted.passes)
     if token is None or tau is None:
         return None
-    return _ratio(tau * token, sum(phase for phase in phases if phase is not None))
+    return ratio(tau * token, sum(phase for phase in phases if phase is not None))
 
 
-def _gaps_ms(responses: Iterable[Response]) -> Iterable[float]:
+def gaps_ms(responses: Iterable[Response]) -> Iterable[float]:
+    """Milliseconds between commits, shared by the tokens of a commit; prefill apart."""
     for response in responses:
         at, before = 0, response.token_times[0]
         for one in response.passes:
@@ -154,13 +168,15 @@ def _gaps_ms(responses: Iterable[Response]) -> Iterable[float]:
                 before = now
 
 
-def _percentiles(values: Iterable[float]) -> dict[str, float | None]:
+def percentiles(values: Iterable[float]) -> dict[str, float | None]:
+    """`p50`, `p95` and `p99`; None each where there is no value."""
     known = list(values)
     if not known:
-        return {"p50": None, "p95": None}
-    p50, p95 = np.percentile(known, [50, 95])
-    return {"p50": float(p50), "p95": float(p95)}
+        return dict.fromkeys(("p50", "p95", "p99"))
+    p50, p95, p99 = np.percentile(known, [50, 95, 99])
+    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """None where one of them is None or the whole is nothing."""
     return float(part / whole) if part is not None and whole else None

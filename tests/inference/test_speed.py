@@ -92,7 +92,7 @@ def test_row_is_the_arithmetic_of_the_phases() -> None:
         pytest.approx(12.0),
         pytest.approx(1.0),
     )
-    assert row["ttft_ms"] == {"p50": 500.0, "p95": 500.0}
+    assert row["ttft_ms"] == {"p50": 500.0, "p95": 500.0, "p99": 500.0}
     assert row["itl_ms"]["p50"] == pytest.approx(7.5)
     assert (row["peak_memory_bytes"], row["head_bytes"]) == (7, 9)
 
@@ -118,7 +118,7 @@ def test_answers_of_one_token_have_no_decode_time() -> None:
     alternate([drafted], requests(2), 1)
     row = speed_row(drafted, drafted, batch=1, peak_memory_bytes=None, head_bytes=None)
     assert row["tokens_per_s"] is None and row["speedup"] is None and row["pays"] is None
-    assert row["itl_ms"] == {"p50": None, "p95": None}
+    assert row["itl_ms"] == {"p50": None, "p95": None, "p99": None}
     assert row["ttft_ms"]["p50"] == 500.0
     assert predicted_speedup(drafted, drafted) is None
 
