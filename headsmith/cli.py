@@ -33,6 +33,7 @@ COMMANDS = {
     "train": Entry("headsmith.train.cli:train", "Train a head from a recipe."),
     "data": Entry("headsmith.data.cli:data", "Prepare, inspect or regenerate training data."),
     "eval": Entry("headsmith.inference.cli:eval_", "Measure a head: tau, rates, speed, equality."),
+    "tune": Entry("headsmith.inference.tune_cli:tune_", "Pick a draft and a batch limit."),
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
     ),

@@ -17,7 +17,7 @@ from headsmith.errors import EqualityFailed, HeadsmithError
 from headsmith.inference import plots
 from headsmith.inference.context import bring_to
 from headsmith.inference.counters import served
-from headsmith.inference.gate import check_names, judge, load_gate
+from headsmith.inference.gate import Bound, check_names, judge, load_gate
 from headsmith.inference.measure import Progress, Session
 from headsmith.inference.metrics import Metrics, summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts, prompts_sha256
@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     from headsmith.models.heads import Head
     from headsmith.models.target import Target
 
-__all__ = ["EvalSettings", "evaluate", "quick_tau", "raise_if_unequal"]
+__all__ = [
+    "EvalSettings",
+    "evaluate",
+    "load_session",
+    "quick_tau",
+    "raise_if_unequal",
+    "run_session",
+]
 
 
 def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dict[str, Any]:
@@ -45,16 +52,27 @@ def evaluate(settings: EvalSettings, on_progress: Progress | None = None) -> dic
     if settings.metrics_port is not None:
         # What cannot be served is said before anything is loaded.
         import prometheus_client  # noqa: F401
+    session = load_session(settings, on_progress)
+    check_names(bounds, (one.task for one in session.conversations), settings.batch)
+    return run_session(session, bounds)
+
+
+def load_session(settings: EvalSettings, on_progress: Progress | None = None) -> Session:
+    """The models and prompts that the settings name, loaded and checked, with nothing measured."""
     conversations = load_prompts(settings.prompts, data_dir=settings.data_dir, limit=settings.limit)
     target, head, warnings = load_pair(settings)
     builder = RequestBuilder(target.tokenizer, target.max_context, settings.system_prompt)
     if settings.context:
         conversations, left_out = bring_to(conversations, builder, settings.context)
         warnings += left_out
-    check_names(bounds, (one.task for one in conversations), settings.batch)
     session = Session(settings, target, head, conversations, builder, on_progress)
     session.warnings += warnings
-    result = _measure(session)
+    return session
+
+
+def run_session(session: Session, bounds: Sequence[Bound] = ()) -> dict[str, Any]:
+    """Measures a session and writes what it gave; returns the object of `result.json`."""
+    settings, result = session.settings, _measure(session)
     if bounds:
         result["gate"] = judge(bounds, result)
     if settings.out is not None:

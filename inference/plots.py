@@ -211,11 +211,16 @@ def _panels(
     return figure
 
 
-def _single(x: str, y: str) -> tuple[Figure, Axes]:
+def side_by_side(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` empty panels in a row."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    panel = figure.subplots()
+    figure = Figure(figsize=(6.4 * count, 4), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _single(x: str, y: str) -> tuple[Figure, Axes]:
+    figure, (panel,) = side_by_side(1)
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.grid(alpha=0.3)
