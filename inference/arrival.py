@@ -67,7 +67,7 @@ def parse_arrival(text: str, seed: int = 0) -> Arrival:
 class Waiting(NamedTuple):
     """A request in the queue, its place among all, and when it arrives, by `perf_counter`."""
 
-    index: int
+    place: int
     request: Request
     arrived: float
 
@@ -87,7 +87,8 @@ class Queue:
 
     def take(self, count: int) -> list[Waiting]:
         """The first `count` requests, or those of them that have arrived by now."""
-        now, taken = time.perf_counter(), []
+        now = time.perf_counter()
+        taken: list[Waiting] = []
         while len(taken) < count and self._waiting and self._waiting[0].arrived <= now:
             taken.append(self._waiting.popleft())
         return taken

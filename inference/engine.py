@@ -130,7 +130,7 @@ class Decoder:
         free = sorted(set(range(self.batch)) - {a.slot for a in active})
         now = time.perf_counter()
         fresh = [
-            Active(one.request, one.index, slot, now, now - one.arrived)
+            Active(one.request, one.place, slot, now, now - one.arrived)
             for slot, one in zip(free, queue.take(len(free)), strict=False)
         ]
         return sorted(active + fresh, key=lambda a: a.slot)

@@ -42,8 +42,17 @@ def phase_cells(row: dict[str, Any]) -> list[str]:
     return [number(row[key]) for key in ("draft_ms", "verify_ms", "other_ms")]
 
 
-LOAD_COLUMNS = ("tok/s", "run-\nning", "queue\nms", "first\nms p50", "p95", "p99")
-LOAD_COLUMNS += ("between\nms p50", "p95", "p99")
+LOAD_COLUMNS = (
+    "tok/s",
+    "run-\nning",
+    "queue\nms",
+    "first\nms p50",
+    "p95",
+    "p99",
+    "between\nms p50",
+    "p95",
+    "p99",
+)
 
 
 def load_rows(speed: list[dict[str, Any]]) -> list[list[str]]:

@@ -36,7 +36,7 @@ def load_row(
     """The `load` of a row of `speed`."""
     mine = flow(drafted)
     theirs = flow(plain) if plain is not None else None
-    row = {"arrival": str(arrival), "drafted": mine, "plain": theirs}
+    row: dict[str, Any] = {"arrival": str(arrival), "drafted": mine, "plain": theirs}
     row["speedup"] = theirs and ratio(mine["output_tokens_per_s"], theirs["output_tokens_per_s"])
     row["predicted_speedup"] = predict(drafted, plain, batch) if plain is not None else None
     row["identical"] = None

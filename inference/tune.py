@@ -72,7 +72,7 @@ def usual_drafts(session: Session) -> list[str]:
             "lookahead has no draft shape; compare windows with headsmith eval and compare"
         )
     if head is not None and head.kind == "medusa":
-        depths = [depth for depth in CHAINS if depth <= head.config.num_heads]  # type: ignore[union-attr]
+        depths = [depth for depth in CHAINS if depth <= head.config.num_heads]
         calibrated = getattr(head, "calibration", None) is not None
         return [*(f"chain:{depth}" for depth in depths), *(["stored"] if calibrated else [])]
     trees = TREES if head is not None and session.settings.rule != "ratio" else ()

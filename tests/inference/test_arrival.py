@@ -48,18 +48,18 @@ def test_what_is_no_pattern(text: str) -> None:
 
 def test_the_queue_gives_what_has_arrived() -> None:
     queue = Queue(some(3), Arrival("constant", 20.0))
-    assert [one.index for one in queue.take(3)] == [0], "the second comes after 50 ms"
+    assert [one.place for one in queue.take(3)] == [0], "the second comes after 50 ms"
     begin = time.perf_counter()
     queue.sleep()
-    assert [one.index for one in queue.take(0)] == []
-    assert [one.index for one in queue.take(3)] == [1]
+    assert [one.place for one in queue.take(0)] == []
+    assert [one.place for one in queue.take(3)] == [1]
     assert time.perf_counter() - begin > 0.02
     assert queue
     queue.sleep()
-    assert [one.index for one in queue.take(9)] == [2] and not queue
+    assert [one.place for one in queue.take(9)] == [2] and not queue
 
 
 def test_all_at_once_are_taken_in_their_order() -> None:
     queue = Queue(some(5), Arrival())
-    assert [one.index for one in queue.take(2)] == [0, 1]
-    assert [one.index for one in queue.take(9)] == [2, 3, 4]
+    assert [one.place for one in queue.take(2)] == [0, 1]
+    assert [one.place for one in queue.take(9)] == [2, 3, 4]
