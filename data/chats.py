@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headsmith.data.read import Conversations, Message, read_conversations
+from headsmith.data.read import Conversations, Message, are_turns, read_conversations
 from headsmith.errors import HeadsmithError
 
 SHIPPED = "default"
@@ -26,12 +26,14 @@ class Chat:
     """A conversation, or the beginning of one that waits for its answers.
 
     `row` counts the usable rows of its source from 0; `id` is the row's own, where it has one.
+    `turns` when its messages are questions of which each waits for an answer of its own.
     """
 
     messages: list[Message]
     source: str
     row: int
     id: str | None = None
+    turns: bool = False
 
     @property
     def name(self) -> str:
@@ -45,7 +47,8 @@ class Chat:
     def to_json(self) -> dict[str, Any]:
         """As a row of a file: `read_conversations` and `headsmith eval` read it."""
         given = {} if self.id is None else {"id": self.id}
-        return {**given, "source": self.source, "messages": self.messages}
+        said = {"turns": self.asked()} if self.turns else {"messages": self.messages}
+        return {**given, "source": self.source, **said}
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class Chats:
                 for record, messages in conversations.records():
                     row = self.read[source]
                     self.read[source] += 1
-                    yield Chat(messages, source, row, _id_of(record))
+                    yield Chat(messages, source, row, _id_of(record), are_turns(record))
             finally:
                 # Whoever has read enough wants to know of the rows so far, too.
                 self.skipped += conversations.skipped

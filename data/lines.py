@@ -45,6 +45,7 @@ class Spool:
     def add(self, line: bytes) -> int:
         """Keeps a line; returns its number, from 0."""
         assert self._file is not None
+        self._file.seek(self._end)
         self._file.write(line)
         self._places.append((self._end, len(line)))
         self._end += len(line)

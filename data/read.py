@@ -119,9 +119,19 @@ def _asked(record: dict[str, object]) -> object:
     """The user messages of a row of `turns` or `prompt`: a text, or a list of texts."""
     asked = record.get("turns") or record.get("prompt")
     texts = [asked] if isinstance(asked, str) else asked
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        return [{"role": "user", "content": text} for text in texts]
+    if isinstance(texts, list):
+        return [{"role": "user", "content": t} if isinstance(t, str) else t for t in texts]
     return texts
+
+
+def are_turns(record: object) -> bool:
+    """Whether a record's messages are those of `turns` or `prompt`, each of which waits for an
+    answer.
+    """
+    if not isinstance(record, dict) or record.get("messages") or record.get("conversations"):
+        return False
+    asked = record.get("turns") or record.get("prompt")
+    return isinstance(asked, str) or all(isinstance(text, str) for text in asked or ())
 
 
 def _message(turn: object, roles: Counter[str]) -> Message:

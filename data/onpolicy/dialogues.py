@@ -53,7 +53,7 @@ def dialogues(
         messages = chat.messages
         if system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_prompt}, *messages]
-        parts = _parts(messages)
+        parts = _parts(messages, chat.turns)
         text = json.dumps(parts, ensure_ascii=False).encode("utf-8", "replace")
         key = blake2b(text, digest_size=12).hexdigest()
         seen[key] += 1
@@ -63,14 +63,17 @@ def dialogues(
     return found
 
 
-def _parts(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """What stands before each answer; a last question that has none yet gets one."""
+def _parts(messages: Sequence[Message], turns: bool) -> tuple[tuple[Message, ...], ...]:
+    """What stands before each answer; a last question that has none yet gets one, and of `turns`
+    each.
+    """
     parts: list[tuple[Message, ...]] = []
     open_: list[Message] = []
     for message in messages:
-        if message["role"] != "assistant":
+        answered = message["role"] == "assistant"
+        if not answered:
             open_.append(message)
-        elif open_:
+        if open_ and (answered or (turns and message["role"] == "user")):
             parts.append(tuple(open_))
             open_ = []
     if any(message["role"] == "user" for message in open_):

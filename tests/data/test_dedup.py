@@ -112,8 +112,8 @@ def test_bands_find_what_is_just_alike_enough() -> None:
 
 
 def test_the_command(rows: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    long = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-    source = rows([[long, "yes"], [long + "!", "Yes"], [long + " fifteen", "yes"], ["other", "a"]])
+    long = " ".join(f"word{i}" for i in range(40))
+    source = rows([[long, "yes"], [long + "!", "Yes"], [long + " more", "yes"], ["other", "a"]])
     out = tmp_path / "out.jsonl"
     assert run(cli, ["data", "dedup", str(source), "--out", str(out)]) == 0
     said = capsys.readouterr().err

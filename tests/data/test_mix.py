@@ -40,7 +40,7 @@ def mixed(tmp_path: Path) -> Mixing:
     def call(sources: Sequence[str], weights: Any = None, **options: Any) -> list[str]:
         out = tmp_path / "mix.out"
         result = mix(sources, out, weights, **options)
-        said = [json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()]
+        said = [json.loads(line)["turns"][0] for line in out.read_text().splitlines()]
         by_file = Counter(text[0] for text in said)
         assert isinstance(result, Mixed)
         assert {Path(s).stem: n for s, n in result.written.items()} == by_file
@@ -82,7 +82,7 @@ def test_the_seed_decides_and_names_do_not(files: Any, mixed: Mixing, tmp_path: 
     )
     again = tmp_path / "again.out"
     mix([str(turned), sources[1]], again, [1, 1], rows=20, seed=1)
-    said = [json.loads(line)["messages"][0]["content"] for line in again.read_text().splitlines()]
+    said = [json.loads(line)["turns"][0] for line in again.read_text().splitlines()]
     assert said == first
 
 

@@ -95,7 +95,7 @@ def test_the_shipped_prompts_are_looked_for(
     assert f"2 of 3 rows overlap one of 61 prompts; the other 1 are in {out}" in said
     assert "prompts of default: 1 rows" in said and "1 of " in said
     (line,) = out.read_text().splitlines()
-    assert json.loads(line)["messages"] == [{"role": "user", "content": CLEAN}]
+    assert json.loads(line) == {"id": "0", "source": rows, "turns": [CLEAN]}
 
 
 def test_what_cannot_be(files: Callable[..., str], tmp_path: Path) -> None:

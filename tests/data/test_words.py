@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import pytest
 
-from headsmith.data.chats import Chats
+from headsmith.data.chats import Chats, line_of
 from headsmith.data.lines import Spool
 from headsmith.data.words import ngram_hashes, scramble, words
 from headsmith.errors import HeadsmithError
@@ -66,6 +67,23 @@ def test_chats_are_counted_whoever_stops_reading(tmp_path: Path) -> None:
         Chats([str(path), str(path)])
     with pytest.raises(HeadsmithError, match="name at least one"):
         Chats([])
+
+
+def test_questions_stay_questions(tmp_path: Path) -> None:
+    path, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    asked = {"role": "user", "content": "q"}
+    rows = [
+        {"turns": ["q", "r"]},
+        {"prompt": "q"},
+        {"messages": [asked, asked]},
+        {"prompt": [asked]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = list(Chats([str(path)]))
+    assert [chat.turns for chat in first] == [True, True, False, False]
+    copy.write_bytes(b"".join(line_of(chat.to_json()) for chat in first))
+    again = list(Chats([str(copy)]))
+    assert [(c.messages, c.turns) for c in again] == [(c.messages, c.turns) for c in first]
 
 
 def test_the_shipped_prompts_have_a_name() -> None:
