@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     help="Conversations with an answer that --max-new-tokens ended.",
 )
 @click.option("--batch", default=16, show_default=True, help="Engine: conversations at a time.")
-@click.option("--head", help="Engine: a head that drafts; the text is the same, and there sooner.")
+@click.option("--head", help="Engine: a head that drafts; the text stays the same.")
 @click.option("--drafter", help="Engine: what else drafts, as in headsmith eval: ngram, lookahead.")
 @click.option("--draft", default="", help="Engine: shape of the drafts.  [default: chain:4]")
 @click.option("--dtype", default="float32", show_default=True, help="Engine: or bfloat16, float16.")
