@@ -26,6 +26,8 @@ except ModuleNotFoundError:
     import httpx  # type: ignore[no-redef,import-not-found,unused-ignore]
 
 _LONGEST_WAIT_S = 60.0
+# Tries to connect before a server that never answered is taken to be somewhere else.
+_TRIES_TO_REACH = 3
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class ServerAnswerer:
     template_args: Mapping[str, Any] = field(default_factory=dict)
     pause_s: float = 1.0
     _failed_in_a_row: int = field(default=0, init=False, repr=False)
+    _reached: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = endpoint(self.url)
@@ -100,6 +103,12 @@ class ServerAnswerer:
                 return await self._try(client, ask)
             except Later as reason:
                 said = str(reason)
+                unreached = isinstance(reason.__cause__, httpx.ConnectError) and not self._reached
+                if unreached and attempt + 1 == _TRIES_TO_REACH:
+                    raise EnvironmentFault(
+                        f"{self.url} cannot be reached ({said.rstrip('.')}); see that the server "
+                        "runs there, then the same command goes on"
+                    ) from reason
                 if attempt == self.retries:
                     break
                 pause = self.pause_s * 2**attempt * random.uniform(0.75, 1.25)
@@ -123,6 +132,7 @@ class ServerAnswerer:
             raise HeadsmithError(f"the server's address {self.url} is not http or https") from error
         except httpx.HTTPError as error:
             raise Later(str(error) or type(error).__name__) from error
+        self._reached = True
         self._refuse(reply)
         return read_reply(reply.status_code, reply.content, wait_of(reply.headers), self.thinking)
 

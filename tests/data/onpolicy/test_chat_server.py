@@ -206,6 +206,9 @@ def test_a_server_that_is_gone_ends_the_run_and_keeps_what_is_there(
         free.bind(("127.0.0.1", 0))
         nobody = SimpleNamespace(url=f"http://127.0.0.1:{free.getsockname()[1]}/v1")
     out = tmp_path / "out.jsonl"
+    # One that never answered has the wrong address, and one conversation is enough to say so.
+    with pytest.raises(EnvironmentFault, match="cannot be reached .*; see that the server runs"):
+        regenerate(chats, lambda: answerer(nobody, retries=9), out, {})
     many = [Dialogue(str(i), str(i), chats[0].parts) for i in range(20)]
     found = answerer(nobody, retries=0)
     with pytest.raises(EnvironmentFault, match="8 requests in a row failed .*the same command"):
