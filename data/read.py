@@ -2,7 +2,8 @@
 
 Two layouts are read: `conversations` with `from` and `value`, and `messages` with `role` and
 `content`, where the content may be a list of text parts. What is yielded is always a list of
-`{"role": "system" | "user" | "assistant", "content": str}`.
+`{"role": "system" | "user" | "assistant", "content": str}`. Who asks for prompts as well also gets
+rows without an answer, and those of `turns` or `prompt`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Conversations:
     source: str
     reader: Reader
     notes: Notes = field(default_factory=Notes)
+    prompts: bool = False
 
     @property
     def skipped(self) -> Counter[str]:
@@ -61,42 +63,75 @@ class Conversations:
         return min(self.notes.done / self.notes.total, 1.0) if self.notes.total else None
 
     def __iter__(self) -> Iterator[list[Message]]:
+        return (messages for _, messages in self.records())
+
+    def records(self) -> Iterator[tuple[object, list[Message]]]:
+        """Each conversation behind the record that the source holds of it."""
         self.notes = Notes()
         for record in self.reader(self.notes):
             try:
-                messages = _messages(record, self.notes.roles)
+                messages = _messages(record, self.notes.roles, self.prompts)
             except _Unused as reason:
                 self.notes.skipped[str(reason)] += 1
                 continue
-            yield messages
+            yield record, messages
 
 
 def read_conversations(
-    source: str | Path, *, split: str | None = None, revision: str | None = None
+    source: str | Path,
+    *,
+    split: str | None = None,
+    revision: str | None = None,
+    prompts: bool = False,
 ) -> Conversations:
     """Open a JSON array, JSON Lines, Arrow or Parquet file, a folder of them, or a Hub data set.
 
     `split` (default: train) is for sources that have splits, `revision` for the Hub. The network
     is used only for an `ORG/NAME` that is no path here. A damaged array gives the records before
-    the damage and one warning with the byte. Raises HeadsmithError, here or while iterating, for
-    a source that does not exist or is nothing of the above.
+    the damage and one warning with the byte. With `prompts`, rows without an answer count too.
+    Raises HeadsmithError, here or while iterating, for a source that does not exist or is nothing
+    of the above.
     """
-    return Conversations(str(source), locate(source, split, revision))
+    return Conversations(str(source), locate(source, split, revision), prompts=prompts)
 
 
-def _messages(record: object, roles: Counter[str]) -> list[Message]:
+def _messages(record: object, roles: Counter[str], prompts: bool) -> list[Message]:
     turns = record
     if isinstance(record, dict):
         turns = record.get("messages") or record.get("conversations")
+        if prompts and not turns:
+            turns = _asked(record)
     if not isinstance(turns, list) or not turns:
         raise _Unused("no messages")
     messages = [_message(turn, roles) for turn in turns]
     speakers = [message["role"] for message in messages]
-    if "assistant" not in speakers:
+    if "assistant" not in speakers and not prompts:
         raise _Unused("no assistant message")
-    if next(speaker for speaker in speakers if speaker != "system") != "user":
+    first = next((speaker for speaker in speakers if speaker != "system"), None)
+    if first is None:
+        raise _Unused("no user message")
+    if first != "user":
         raise _Unused("does not start with a user message")
     return messages
+
+
+def _asked(record: dict[str, object]) -> object:
+    """The user messages of a row of `turns` or `prompt`: a text, or a list of texts."""
+    asked = record.get("turns") or record.get("prompt")
+    texts = [asked] if isinstance(asked, str) else asked
+    if isinstance(texts, list):
+        return [{"role": "user", "content": t} if isinstance(t, str) else t for t in texts]
+    return texts
+
+
+def are_turns(record: object) -> bool:
+    """Whether a record's messages are those of `turns` or `prompt`, each of which waits for an
+    answer.
+    """
+    if not isinstance(record, dict) or record.get("messages") or record.get("conversations"):
+        return False
+    asked = record.get("turns") or record.get("prompt")
+    return isinstance(asked, str) or all(isinstance(text, str) for text in asked or ())
 
 
 def _message(turn: object, roles: Counter[str]) -> Message:

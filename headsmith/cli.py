@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "train": Entry("headsmith.train.cli:train", "Train a head from a recipe."),
-    "data": Entry("headsmith.data.cli:data", "Prepare, inspect or regenerate training data."),
+    "data": Entry("headsmith.data.cli:data", "Prepare, regenerate, mix and clean training data."),
     "eval": Entry("headsmith.inference.cli:eval_", "Measure a head: tau, rates, speed, equality."),
     "tune": Entry("headsmith.inference.tune_cli:tune_", "Pick a draft and a batch limit."),
     "calibrate": Entry(
@@ -57,8 +57,16 @@ COMMANDS = {
     "target": Entry("headsmith.models.embedded:cli", "Fetch the embedded default target."),
 }
 
-# Commands of a group that live in another room than the group: rooms import downwards only.
-ADOPTED = {"data": {"regenerate": "headsmith.inference.regenerate_cli:regenerate"}}
+# Commands of a group that are not written where the group is; `regenerate` needs two rooms of which
+# neither may import the other.
+ADOPTED = {
+    "data": {
+        "regenerate": "headsmith.regenerate_cli:regenerate",
+        "mix": "headsmith.data.sets_cli:mix",
+        "dedup": "headsmith.data.sets_cli:dedup",
+        "overlap": "headsmith.data.sets_cli:overlap",
+    }
+}
 
 # Distribution extras that bring an optional library, by the library's import name.
 EXTRAS = {
