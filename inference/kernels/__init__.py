@@ -5,6 +5,7 @@ holds the kernel, its launcher and `specimens()`, and is imported only where `us
 """
 
 import os
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -21,10 +22,15 @@ def use_kernels(device: torch.device) -> bool:
     wish = os.environ.get(VARIABLE, "auto")
     if wish not in ("auto", "on", "off"):
         raise HeadsmithError(f"{VARIABLE}={wish} is not one of auto, on, off")
-    if wish == "on" and find_spec("triton") is None:
+    if wish == "on" and not _installed():
         raise HeadsmithError(
             f"{VARIABLE}=on needs Triton: pip install 'headsmith[kernels]', or unset {VARIABLE}"
         )
     if wish == "off" or (wish == "auto" and device.type != "cuda"):
         return False
+    return _installed()
+
+
+@cache
+def _installed() -> bool:
     return find_spec("triton") is not None

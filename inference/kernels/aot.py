@@ -1,14 +1,15 @@
 """Ahead-of-time compilation of the kernels: registers, spills, shared memory and theoretical
 occupancy for each architecture, without a GPU.
 
-Every module with kernels has a function `specimens() -> list[Specimen]`: its kernels as they are
-launched at the sizes that matter. Triton compiles them for an architecture that this machine need
+Every module that launches kernels has a function `specimens() -> list[Specimen]`: its kernels as
+they are launched at the sizes that matter. Triton compiles them for an architecture that this machine need
 not have, and the figures are read from the finished cubin. This needs Triton and its own NVIDIA
 tools (`pip install 'headsmith[kernels]'`), and TRITON_INTERPRET unset.
 """
 
 import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import tempfile
@@ -21,9 +22,6 @@ from typing import Any
 from headsmith.errors import HeadsmithError
 
 ARCHITECTURES = (80, 90, 100)
-
-# The modules of this room whose kernels are compiled.
-MODULES: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,14 @@ def available() -> bool:
     return find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET", "0") in ("", "0")
 
 
-def collect(modules: Sequence[str] = MODULES) -> list[Specimen]:
-    """The specimens of all kernel modules, in order."""
-    return [s for name in modules for s in importlib.import_module(name).specimens()]
+def collect(package: str = "headsmith.inference.kernels") -> list[Specimen]:
+    """The specimens of all kernels of a package, module by module."""
+    found: list[Specimen] = []
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        module = importlib.import_module(info.name)
+        if hasattr(module, "specimens"):
+            found += module.specimens()
+    return found
 
 
 def compile_for(specimen: Specimen, architecture: int) -> Compiled:
