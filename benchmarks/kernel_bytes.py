@@ -4,8 +4,9 @@ and store is counted.
 
 least: each input that is needed once, each output once.
 requested: all loads and stores, those of the kernel's scratch included.
-memory: the same without what the second-level cache (40 MB on an A100, more on later cards) answers:
-repeated reads of a tensor of at most 16 MB, and scratch, which the next launch reads at once.
+memory: the same without what the second-level cache (40 MB on an A100, more on later cards)
+answers: repeated reads of a tensor of at most 16 MB, and scratch, which the next launch reads at
+once.
 
 To keep the interpreter's time short, attention runs one of the eight key/value heads and the
 matrices run a part of their rows; their bytes are scaled to the whole.

@@ -2,9 +2,9 @@
 occupancy for each architecture, without a GPU.
 
 Every module that launches kernels has a function `specimens() -> list[Specimen]`: its kernels as
-they are launched at the sizes that matter. Triton compiles them for an architecture that this machine need
-not have, and the figures are read from the finished cubin. This needs Triton and its own NVIDIA
-tools (`pip install 'headsmith[kernels]'`), and TRITON_INTERPRET unset.
+they are launched at the sizes that matter. Triton compiles them for an architecture that this
+machine need not have, and the figures are read from the finished cubin. This needs Triton and its
+own NVIDIA tools (`pip install 'headsmith[kernels]'`), and TRITON_INTERPRET unset.
 """
 
 import importlib

@@ -34,7 +34,7 @@ def launch(
     """tree_attention.reference in two launches; float32, bfloat16 or float16."""
     heads, tokens, d = query.shape
     _, groups, _, dv = values.shape
-    assert query.stride(2) == 1, "the elements of a query lie side by side"
+    query = query if query.stride(2) == 1 else query.contiguous()
     assert keys.stride()[2:] == (d, 1) and values.stride()[2:] == (dv, 1), "rows of a cache"
     group = heads // groups
     block, warps, stages = blocks(query.dtype, plan.longest * group, d)
