@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headsmith.inference.kernels.aot import Specimen
-from headsmith.inference.kernels.tile_triton import dot
+from headsmith.inference.kernels.tile_triton import dot, narrow
 
 NONE, EACH, WHOLE = 0, 1, 2
 
@@ -56,7 +56,7 @@ def _fuse_kernel(
                 x = x.to(tl.float32)
                 squares += tl.sum(x * x, 1)
                 scale = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
-                x = (x * scale[None, :]).to(w.dtype)
+                x = narrow(x * scale[None, :], w.dtype)
             part = dot(x, w, part)
         if NORM == 1:
             part *= tl.rsqrt(squares / WIDTH + eps)[:, None]
@@ -66,7 +66,7 @@ def _fuse_kernel(
         total *= tl.rsqrt(squares / (TAPS * WIDTH) + eps)[:, None]
     out_at = out + row.to(tl.int64)[:, None] * OUT + column[None, :]
     real = live[:, None] & (column < OUT)[None, :]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=real)
+    tl.store(out_at, narrow(total, out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _norm_row(source, norm, to, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps) * scale
-    tl.store(to + column, x.to(to.dtype.element_ty), mask=inside)
+    tl.store(to + column, narrow(x, to.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What the kernels share: the product of two tiles, and the soft cap of scores."""
+"""What the kernels share: the product of two tiles, rounding, and the soft cap of scores."""
 
 import os
 
@@ -19,6 +19,18 @@ def dot(a, b, acc):
     else:
         out = tl.dot(a, b, acc, input_precision="ieee")
     return out
+
+
+@triton.jit
+def narrow(x, dtype):
+    """float32 x in another float type, rounded to the nearest, ties to even."""
+    if INTERPRETED:
+        # The interpreter cuts bfloat16 off, so what lies behind is rounded away first.
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 @triton.jit

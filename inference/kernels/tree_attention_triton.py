@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from headsmith.inference.kernels.plan import FIELDS
-from headsmith.inference.kernels.tile_triton import LOG2E, dot, tanh
+from headsmith.inference.kernels.tile_triton import LOG2E, dot, narrow, tanh
 
 ENTRY = tl.constexpr(FIELDS)
 
@@ -26,8 +26,10 @@ def _parts(prefix):
 @triton.jit
 def _attend(q, key_at, value_at, inside, seen, top, total, acc, scale, softcap, D, DV, CAPPED):
     """One tile of keys and values: key_at [BLOCK_D, BLOCK_N], value_at [BLOCK_N, BLOCK_DV]."""
-    dims = tl.arange(0, key_at.shape[0])
-    keys = tl.load(key_at, mask=inside[None, :] & (dims < D)[:, None], other=0.0)
+    real = inside[None, :]
+    if key_at.shape[0] != D:
+        real = real & (tl.arange(0, key_at.shape[0]) < D)[:, None]
+    keys = tl.load(key_at, mask=real, other=0.0)
     scores = dot(q, keys, tl.zeros([q.shape[0], keys.shape[1]], tl.float32)) * scale
     if CAPPED:
         scores = softcap * tanh(scores / softcap)
@@ -38,9 +40,11 @@ def _attend(q, key_at, value_at, inside, seen, top, total, acc, scale, softcap, 
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
-    out_dims = tl.arange(0, value_at.shape[1])
-    values = tl.load(value_at, mask=inside[:, None] & (out_dims < DV)[None, :], other=0.0)
-    acc = dot(weights.to(values.dtype), values, acc * fade[:, None])
+    real = inside[:, None]
+    if value_at.shape[1] != DV:
+        real = real & (tl.arange(0, value_at.shape[1]) < DV)[None, :]
+    values = tl.load(value_at, mask=real, other=0.0)
+    acc = dot(narrow(weights, values.dtype), values, acc * fade[:, None])
     return higher, total, acc
 
 
@@ -194,4 +198,4 @@ def sum_kernel(
     )
     result = tl.sum(tile * weights[:, None], 0) / whole
     out_at = out + (token.to(tl.int64) * HEADS + head) * DV + dims
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=real)
+    tl.store(out_at, narrow(result, out.dtype.element_ty), mask=real)

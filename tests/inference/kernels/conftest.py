@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headsmith.inference.kernels.interpreter import exchange_once
+
 
 @pytest.fixture(autouse=True)
 def kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +23,7 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("TRITON_INTERPRET=0: the kernels need a GPU")
+    exchange_once()
     monkeypatch.setenv("HEADSMITH_KERNELS", "on")
     empty = torch.empty
 

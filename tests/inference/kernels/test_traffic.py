@@ -40,8 +40,9 @@ def test_the_output_matrix_is_read_once() -> None:
     # Three tiles of 128 ids, each of which reads the states.
     assert moved["x"] == 3 * x.nbytes
     assert moved["logits"] == best.logits.nbytes and moved["lse"] == best.lse.nbytes
-    # Of a tile and row two logits, two ids, two statistics: written once and read once.
-    assert moved[SCRATCH] == 2 * 3 * 3 * (2 * 4 + 2 * 4 + 2 * 4)
+    # Of a tile and row two logits and two statistics, written once and read once; two ids are
+    # written, and of all tiles the two that won are read.
+    assert moved[SCRATCH] == 3 * 3 * (2 * (2 * 4 + 2 * 4) + 2 * 4) + 3 * 2 * 4
 
 
 def test_counting_ends() -> None:
