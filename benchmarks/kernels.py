@@ -39,7 +39,7 @@ def table(found: list[Compiled]) -> str:
     heads = [f"sm_{a}: registers, spills (B), shared (KiB), occupancy" for a in architectures]
     lines = [f"| kernel | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name, row in by_name.items():
-        cells = [_cell(row[a]) for a in architectures]
+        cells = [_cell(row[a]) if a in row else "" for a in architectures]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -61,7 +61,7 @@ def _cell(one: Compiled) -> str:
 def main(only: str, architectures: tuple[str, ...], path: Path | None) -> None:
     """Compile the kernels and print the table."""
     wanted = [int(a) for a in architectures] or list(ARCHITECTURES)
-    found = [compile_for(one, architecture) for one in specimens(only) for architecture in wanted]
+    found = [compile_for(s, a) for s in specimens(only) for a in wanted if a in s.architectures]
     if not found:
         raise click.ClickException(f"no kernel's name contains {only!r}")
     print(table(found))

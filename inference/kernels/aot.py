@@ -31,7 +31,8 @@ class Specimen:
     `kernel` is the @triton.jit function. `signature` gives the type of every argument that is not
     a constexpr, in Triton's words: "*bf16" (a pointer, aligned to 16 bytes as torch's allocations
     are), "i32", "i64", "fp32"; "i32:16" is an integer that is always a multiple of 16, as most
-    strides are. `constexprs` gives the value of every other argument.
+    strides are. `constexprs` gives the value of every other argument. `architectures` are those on
+    which it is launched so.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Specimen:
     constexprs: dict[str, object]
     num_warps: int
     num_stages: int
+    architectures: tuple[int, ...] = ARCHITECTURES
 
 
 @dataclass(frozen=True, slots=True)

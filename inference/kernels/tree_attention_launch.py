@@ -1,23 +1,41 @@
 """Launching tree attention, and the specimens of its kernels."""
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
 
-from headsmith.inference.kernels.aot import Specimen
+from headsmith.inference.kernels.aot import ARCHITECTURES, Specimen
 from headsmith.inference.kernels.plan import Plan, parts_of
 from headsmith.inference.kernels.tree_attention_triton import part_kernel, sum_kernel
 
+# Columns of a tile, whatever the rows: the order of a row's sum does not depend on them.
+COLUMNS = 16
 
-def blocks(dtype: torch.dtype, rows: int, d: int) -> tuple[int, int, int]:
+
+def blocks(dtype: torch.dtype, rows: int, d: int, architecture: int) -> tuple[int, int, int]:
     """Rows a program takes of `rows`, its warps and the depth of its pipeline.
 
-    A larger block reads the keys fewer times; float32 products live in registers alone. The
-    columns of a tile do not depend on the rows, so neither does the order of a row's sum.
+    A larger block reads the keys fewer times, as far as its sums fit the registers: float32
+    products live in nothing else, and Blackwell's pass through them from its tensor memory.
     """
-    most = 16 if dtype == torch.float32 else 64 if d > 128 else 256
+    if dtype == torch.float32:
+        most = 16
+    elif d > 128:
+        most = 64
+    else:
+        most = 128 if architecture >= 100 and d > 64 else 256
     block = min(max(triton.next_power_of_2(rows), 16), most)
-    return block, {256: 16, 128: 8}.get(block, 4), 2 if dtype == torch.float32 else 3
+    return block, 8 if block >= 128 else 4, 2 if dtype == torch.float32 else 3
+
+
+def _architecture(device: torch.device) -> int:
+    """80, 90, 100 ...; in the interpreter one is as good as another."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def launch(
@@ -37,7 +55,7 @@ def launch(
     query = query if query.stride(2) == 1 else query.contiguous()
     assert keys.stride()[2:] == (d, 1) and values.stride()[2:] == (dv, 1), "rows of a cache"
     group = heads // groups
-    block, warps, stages = blocks(query.dtype, plan.longest * group, d)
+    block, warps, stages = blocks(query.dtype, plan.longest * group, d, _architecture(query.device))
     row_blocks = triton.cdiv(plan.longest * group, block)
     longest = plan.prefix if window is None else min(plan.prefix, max(window - 1, 0))
     parts, count = parts_of(longest), len(plan.requests)
@@ -70,7 +88,7 @@ def launch(
         BLOCK_D=max(triton.next_power_of_2(d), 16),
         BLOCK_DV=max(triton.next_power_of_2(dv), 16),
         BLOCK_M=block,
-        BLOCK_N=32,
+        BLOCK_N=COLUMNS,
         ROW_BLOCKS=row_blocks,
         WORDS=plan.words.shape[1],
         WINDOWED=window is not None,
@@ -103,18 +121,21 @@ def specimens() -> list[Specimen]:
     groups are of 4; head size 64 with groups of 3 (SmolLM2) in a window with a soft cap; float32.
     """
     cases = [
-        ("tree", torch.bfloat16, 61, 4, 128, False),
-        ("chain", torch.bfloat16, 8, 4, 128, False),
-        ("window", torch.bfloat16, 61, 3, 64, True),
-        ("group8", torch.bfloat16, 61, 8, 128, False),
-        ("head256", torch.bfloat16, 8, 2, 256, True),
-        ("float32", torch.float32, 61, 3, 64, False),
+        ("tree", torch.bfloat16, 61, 4, 128, False, (80, 90)),
+        ("tree", torch.bfloat16, 61, 4, 128, False, (100,)),
+        ("chain", torch.bfloat16, 8, 4, 128, False, ARCHITECTURES),
+        ("window", torch.bfloat16, 61, 3, 64, True, ARCHITECTURES),
+        ("group8", torch.bfloat16, 61, 8, 128, False, (80, 90)),
+        ("group8", torch.bfloat16, 61, 8, 128, False, (100,)),
+        ("head256", torch.bfloat16, 8, 2, 256, True, ARCHITECTURES),
+        ("float32", torch.float32, 61, 3, 64, False, ARCHITECTURES),
     ]
     found = []
-    for name, dtype, nodes, group, d, limited in cases:
-        block, warps, stages = blocks(dtype, nodes * group, d)
+    for name, dtype, nodes, group, d, limited, architectures in cases:
+        block, warps, stages = blocks(dtype, nodes * group, d, architectures[0])
         row_blocks = triton.cdiv(nodes * group, block)
-        found.append(_part(name, dtype, group, d, block, row_blocks, limited, warps, stages))
+        part = _part(name, dtype, group, d, block, row_blocks, limited, warps, stages)
+        found.append(replace(part, architectures=architectures))
     return [*found, _sum(1, False), _sum(32, True)]
 
 
@@ -148,13 +169,15 @@ def _part(
         "BLOCK_D": triton.next_power_of_2(d),
         "BLOCK_DV": triton.next_power_of_2(d),
         "BLOCK_M": block,
-        "BLOCK_N": 32,
+        "BLOCK_N": COLUMNS,
         "ROW_BLOCKS": row_blocks,
         "WORDS": 1,
         "WINDOWED": limited,
         "CAPPED": limited,
     }
-    return Specimen(f"tree_attention.{name}", part_kernel, signature, constexprs, warps, stages)
+    return Specimen(
+        f"tree_attention.{name}{block}", part_kernel, signature, constexprs, warps, stages
+    )
 
 
 def _sum(parts: int, sinks: bool) -> Specimen:
