@@ -176,7 +176,7 @@ def _part(
         "CAPPED": limited,
     }
     return Specimen(
-        f"tree_attention.{name}{block}", part_kernel, signature, constexprs, warps, stages
+        f"tree_attention.{name}.{block}", part_kernel, signature, constexprs, warps, stages
     )
 
 
