@@ -57,14 +57,14 @@ def rms(x: Tensor) -> float:
 
 
 @pytest.fixture(scope="session")
-def no_worse() -> Callable[[Tensor, Tensor, Tensor], None]:
-    """no_worse(kernel, reference, exact): a bfloat16 kernel is as near to the float64 truth as the
-    reference in bfloat16 is. Where both round equally often, chance makes a hundredth of it.
+def no_worse() -> Callable[..., None]:
+    """no_worse(kernel, reference, exact, chance): a bfloat16 kernel is as near to the float64 truth
+    as the reference in bfloat16 is, but for a factor where both round equally often.
     """
 
-    def check(kernel: Tensor, reference: Tensor, exact: Tensor) -> None:
+    def check(kernel: Tensor, reference: Tensor, exact: Tensor, chance: float = 1.0) -> None:
         assert kernel.dtype == reference.dtype and kernel.shape == exact.shape
         assert exact.isfinite().all()
-        assert rms(kernel.double() - exact) <= 1.02 * rms(reference.double() - exact)
+        assert rms(kernel.double() - exact) <= chance * rms(reference.double() - exact)
 
     return check

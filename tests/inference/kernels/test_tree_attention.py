@@ -114,7 +114,7 @@ RAGGED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RAGGED)
 def test_kernel_and_reference_give_the_exact_result(
-    name: str, no_worse: Callable[[Tensor, Tensor, Tensor], None]
+    name: str, no_worse: Callable[..., None]
 ) -> None:
     spans, group, d = RAGGED[name]
     case = Case.of(spans, group, d, heads=1 if group > 3 else 2)
