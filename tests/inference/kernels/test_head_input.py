@@ -70,7 +70,7 @@ def test_gather_norm_and_fc(norm: str, count: int, no_worse: Callable[..., None]
     torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-5)
     half = {name: tensor.bfloat16() for name, tensor in made.items()}
     truth = exact(half, rows)
-    # Kernel and reference both round the normed taps once, each in its own place: 40 to 680 numbers.
+    # Both round the normed taps once, each in its own place, and this is 40 to 680 numbers.
     chance = 1.1 if norm != "none" else 1.0
     no_worse(run(fuse_rows, half, rows), run(reference_fuse, half, rows), truth, chance)
 
