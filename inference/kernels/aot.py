@@ -94,8 +94,9 @@ def collect(package: str = "headsmith.inference.kernels") -> list[Specimen]:
     return found
 
 
-def compile_for(specimen: Specimen, architecture: int) -> Compiled:
-    """Compile one specimen for sm_`architecture`.
+def build(specimen: Specimen, architecture: int) -> Any:
+    """Triton's compiled kernel of one specimen for sm_`architecture`, with its PTX and cubin in
+    `asm`.
 
     Raises HeadsmithError where Triton is absent or interprets.
     """
@@ -118,11 +119,16 @@ def compile_for(specimen: Specimen, architecture: int) -> Compiled:
         constexprs=dict(specimen.constexprs),
         attrs=_alignment(names, specimen.signature),
     )
-    kernel = triton.compile(
+    return triton.compile(
         source,
         target=GPUTarget("cuda", architecture, 32),
         options={"num_warps": specimen.num_warps, "num_stages": specimen.num_stages},
     )
+
+
+def compile_for(specimen: Specimen, architecture: int) -> Compiled:
+    """What one specimen needs on sm_`architecture`."""
+    kernel = build(specimen, architecture)
     registers, spills, static = _resources(kernel.asm["cubin"])
     shared = kernel.metadata.shared + static
     columns = getattr(kernel.metadata, "tmem_size", None) or 0

@@ -63,19 +63,50 @@ def test_in_the_interpreter_nothing_is_compiled() -> None:
 SAMPLE = [("compaction", "80"), ("tree_attention.tree", "90"), ("tree_attention.tree", "100")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("only", "architecture"), SAMPLE)
-def test_a_sample_compiles_without_spills(only: str, architecture: str, root: Path) -> None:
-    """benchmarks/kernels.py exits 1 at a spill; all kernels and architectures take minutes."""
-    command = [sys.executable, "benchmarks/kernels.py", "--only", only, "--arch", architecture]
-    done = subprocess.run(
-        command,
+def compiling(command: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python where Triton compiles and does not interpret."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    return subprocess.run(
+        [sys.executable, *command],
         cwd=root,
-        env=os.environ | {"TRITON_INTERPRET": "0"},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+BARRIERS = """
+import importlib.util, sys
+from headsmith.inference.kernels.aot import build
+for path in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(build(module.specimens()[-1], 90).asm["ptx"].count("bar.sync"))
+"""
+
+
+@pytest.mark.slow
+def test_compaction_waits_between_reading_and_writing(root: Path, tmp_path: Path) -> None:
+    """The interpreter cannot show a race between threads, but the compiled code shows the barrier,
+    and that it is gone without the kernel's own.
+    """
+    right = root / "inference" / "kernels" / "compaction_triton.py"
+    source = right.read_text(encoding="utf-8")
+    assert source.count("    tl.debug_barrier()\n") == 1
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(source.replace("    tl.debug_barrier()\n", ""), encoding="utf-8")
+    done = compiling(["-c", BARRIERS, str(right), str(wrong)], root)
+    assert done.returncode == 0, done.stderr
+    assert [int(line) for line in done.stdout.split()] == [1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("only", "architecture"), SAMPLE)
+def test_a_sample_compiles_without_spills(only: str, architecture: str, root: Path) -> None:
+    """benchmarks/kernels.py exits 1 at a spill; all kernels and architectures take minutes."""
+    done = compiling(["benchmarks/kernels.py", "--only", only, "--arch", architecture], root)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert f"sm_{architecture}" in lines[0]
