@@ -45,12 +45,8 @@ def test_specimens_name_every_argument_of_their_kernels() -> None:
         assert not specimen.signature.keys() & specimen.constexprs.keys()
         names.append(specimen.name)
     assert len(set(names)) == len(names)
-    assert {name.partition(".")[0] for name in names} == {
-        "compaction",
-        "head_input",
-        "lm_head",
-        "tree_attention",
-    }
+    modules = {name.partition(".")[0] for name in names}
+    assert {"compaction", "head_input", "lm_head", "tree_attention"} <= modules
 
 
 def test_in_the_interpreter_nothing_is_compiled() -> None:
