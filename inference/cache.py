@@ -2,10 +2,19 @@
 simply overwritten.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels.compaction import Stores, compact
+from headsmith.inference.kernels.plan import Plan
+from headsmith.inference.kernels.tree_attention import tree_attention
 from headsmith.models.spans import Span, Stack
+
+# Longer spans are prompts, whose attention is bound by arithmetic: torch's own kernels are better.
+LONGEST = 128
 
 
 class KeyValueCache:
@@ -19,6 +28,8 @@ class KeyValueCache:
     def __init__(self, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._plan: tuple[Sequence[Span], Plan] | None = None
+        self._stores: list[Stores] = []
 
     @property
     def nbytes(self) -> int:
@@ -28,8 +39,7 @@ class KeyValueCache:
         """Store key [g, n, d] and value [g, n, d_v] of a span; returns all up to its end, [g, P +
         n, d] each.
         """
-        if layer not in self._layers:
-            self._layers[layer] = (self._empty(key), self._empty(value))
+        self._make(layer, key, value)
         begin, end = span.offset, span.offset + span.length
         assert end <= self.capacity, f"slot of {self.capacity} tokens cannot hold {end}"
         keys, values = (store[span.slot] for store in self._layers[layer])
@@ -42,8 +52,7 @@ class KeyValueCache:
         """Store key [g, B * n, d] of a stack; returns all rows up to the longest end,
         [B, g, end, d] each.
         """
-        if layer not in self._layers:
-            self._layers[layer] = (self._empty(key), self._empty(value))
+        self._make(layer, key, value)
         batch, n = stack.rows.shape
         end = stack.mask.shape[-1]
         assert end <= self.capacity, f"slots of {self.capacity} tokens cannot hold {end}"
@@ -56,16 +65,57 @@ class KeyValueCache:
             found.append(store[:, :, :end] if whole else store[stack.slots, :, :end])
         return found[0], found[1]
 
+    def attend(
+        self,
+        layer: int,
+        spans: Sequence[Span],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor | None:
+        """Store key [g, T, d] and value [g, T, d_v] of all spans and attend by the kernel, where
+        there is one for them: query [h, T, d] -> [h, T, d_v].
+        """
+        small = max(span.length for span in spans) <= LONGEST
+        if not small or query.dtype == torch.float64 or not use_kernels(query.device):
+            return None
+        end = max(span.offset + span.length for span in spans)
+        assert end <= self.capacity, f"slots of {self.capacity} tokens cannot hold {end}"
+        self._make(layer, key, value)
+        # One pass has one list of spans, which all its layers read.
+        if self._plan is None or self._plan[0] is not spans:
+            self._plan = (spans, Plan.of(spans, query.device))
+        plan, (keys, values) = self._plan[1], self._layers[layer]
+        keys[plan.slots, :, plan.rows] = key.transpose(0, 1)
+        values[plan.slots, :, plan.rows] = value.transpose(0, 1)
+        return tree_attention(
+            query, keys, values, plan, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
+
     def keep(self, slot: int, start: int, nodes: list[int]) -> None:
         """Move the tree nodes behind `start` that were accepted to the consecutive rows start,
         start + 1, ...
         """
         if nodes == list(range(len(nodes))):
             return
-        for store in (store for pair in self._layers.values() for store in pair):
-            index = torch.tensor(nodes, device=store.device) + start
-            # Indexing copies before it writes, so source and destination may overlap.
-            store[slot, :, start : start + len(nodes)] = store[slot, :, index]
+        if not self._stores:
+            self._stores = Stores.of([store for pair in self._layers.values() for store in pair])
+        for stores in self._stores:
+            device = stores.pointers.device
+            where = torch.tensor([[slot], [start], [len(nodes)]], dtype=torch.int32, device=device)
+            paths = torch.tensor([nodes], dtype=torch.int32, device=device)
+            compact(stores, where[0], where[1], paths, where[2])
+
+    def _make(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """The two stores of a layer, at its first use."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._empty(key), self._empty(value))
+            self._stores = []
 
     def _empty(self, like: Tensor) -> Tensor:
         groups, _, d = like.shape

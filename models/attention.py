@@ -49,6 +49,20 @@ def ragged_attention(
     scores, `sinks` [h] the learned scores of gpt-oss. `masks` are those of these spans, shared by
     the layers of a pass. Returns [h, T, d_v], or [h, spans, d_v].
     """
+    if cache is not None and not last_only:
+        done = cache.attend(
+            layer,
+            spans,
+            query,
+            key,
+            value,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        if done is not None:
+            return done
     masks = Masks(spans, query.device) if masks is None else masks
     groups = query.shape[0] // key.shape[0]
     plain = softcap is None and sinks is None

@@ -83,7 +83,10 @@ class Stack:
 
 
 class KeyValueStore(Protocol):
-    """What attention needs of a cache: store new keys and values, give back the whole prefixes."""
+    """What attention needs of a cache: store new keys and values, give back the whole prefixes; or
+    attend by itself (`attend`), where it has a kernel for these spans. That returns None, with
+    nothing stored, where it leaves the work to the caller.
+    """
 
     def extend(
         self, layer: int, span: Span, key: Tensor, value: Tensor
@@ -92,6 +95,20 @@ class KeyValueStore(Protocol):
     def extend_all(
         self, layer: int, stack: Stack, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]: ...
+
+    def attend(
+        self,
+        layer: int,
+        spans: Sequence[Span],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor | None: ...
 
 
 def positions_of(spans: Sequence[Span], device: torch.device | str = "cpu") -> Tensor:
