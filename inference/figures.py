@@ -56,7 +56,7 @@ LOAD_COLUMNS = (
 
 
 def load_rows(speed: list[dict[str, Any]]) -> list[list[str]]:
-    """Of the rows of `speed` with a `load`: batch, decoder, and FLOW under `LOAD_COLUMNS`."""
+    """Of the rows of `speed` with a `load`: batch and decoder, then FLOW under `LOAD_COLUMNS`."""
     rows = []
     for row in speed:
         for who in ("plain", "drafted"):
@@ -67,7 +67,7 @@ def load_rows(speed: list[dict[str, Any]]) -> list[list[str]]:
                 ]
                 cells = [number(flow["output_tokens_per_s"], 1), number(flow["running"], 1)]
                 cells += [number(ms, 0) for ms in (flow["queue_ms"]["p50"], *waits)]
-                rows.append([str(row["batch"]), who, *cells])
+                rows.append([f"{row['batch']} {who}", *cells])
     return rows
 
 

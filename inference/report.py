@@ -173,7 +173,7 @@ def _verdicts(result: dict[str, Any]) -> Iterable[str]:
 def _load(result: dict[str, Any]) -> Table:
     """Throughput and waiting of both decoders at every concurrency."""
     title = f"load: requests arrive {result['setup']['arrival']}, all output and prefill counted"
-    table = open_table(title, "batch", "", *LOAD_COLUMNS)
+    table = open_table(title, "batch", *LOAD_COLUMNS)
     for cells in load_rows(result["speed"]):
         table.add_row(*cells)
     return table

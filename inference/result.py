@@ -179,6 +179,8 @@ def _speed(session: Session, run: BatchRun) -> dict[str, Any]:
             arrival=session.settings.arrivals,
             memory=held | run.memory,
         )
+        # One chunk predicts itself; full rounds do not.
+        row["predicted_speedup"] = row["load"]["predicted_speedup"]
     return row | {"tau": metrics["tau"], "tau_ci": metrics["tau_ci"]}
 
 

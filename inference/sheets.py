@@ -162,7 +162,6 @@ def _speed(given: Iterable[dict[str, Any]]) -> Sheet:
 def _load(given: list[dict[str, Any]]) -> Sheet:
     columns = [
         "concurrent",
-        "decoder",
         *(one.replace("-\n", "").replace("\n", " ") for one in LOAD_COLUMNS),
     ]
     note = (

@@ -12,14 +12,15 @@ import torch
 
 from headsmith.errors import HeadsmithError
 
-# auto: on a GPU where Triton is installed. on: on the CPU too, in Triton's interpreter, which is
-# for tests (TRITON_INTERPRET=1 must be set before Triton is imported). off: the references.
+# off, until they have been measured on a GPU: the references. auto: the kernels on a GPU where Triton
+# is installed. on: on the CPU too, in Triton's interpreter, which is for tests (TRITON_INTERPRET=1
+# must be set before Triton is imported).
 VARIABLE = "HEADSMITH_KERNELS"
 
 
 def use_kernels(device: torch.device) -> bool:
     """Whether tensors of this device go through the Triton kernels or through the references."""
-    wish = os.environ.get(VARIABLE, "auto")
+    wish = os.environ.get(VARIABLE, "off")
     if wish not in ("auto", "on", "off"):
         raise HeadsmithError(f"{VARIABLE}={wish} is not one of auto, on, off")
     if wish == "on" and not _installed():
