@@ -12,9 +12,9 @@ import torch
 
 from headsmith.errors import HeadsmithError
 
-# off, until they have been measured on a GPU: the references. auto: the kernels on a GPU where Triton
-# is installed. on: on the CPU too, in Triton's interpreter, which is for tests (TRITON_INTERPRET=1
-# must be set before Triton is imported).
+# off, until they have been measured on a GPU: the references. auto: the kernels on a GPU where
+# Triton is installed. on: on the CPU too, in Triton's interpreter, which is for tests
+# (TRITON_INTERPRET=1 must be set before Triton is imported).
 VARIABLE = "HEADSMITH_KERNELS"
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headsmith.inference.drafters import EagleDrafter, Update
 from headsmith.inference.engine import Decoder
-from headsmith.inference.medusa import MedusaDrafter
+from headsmith.inference.medusa import MedusaDrafter, head_logits
 from headsmith.inference.metrics import equivalents
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request, Response
@@ -29,6 +30,8 @@ from headsmith.models.medusa import MedusaHead
 from headsmith.models.target import Target
 
 DEPTH, NEW_TOKENS, CONTEXT = 3, 48, 2048
+# Of logits around 20: what rounding makes of a sum of 576 products.
+TIE = 1e-4
 QUESTIONS = int(os.environ.get("HEADSMITH_VLLM_QUESTIONS", "40"))
 # As of `headsmith eval --prompts`.
 PROMPTS = os.environ.get("HEADSMITH_VLLM_PROMPTS", "default")
@@ -45,12 +48,25 @@ class RecordingEagle(EagleDrafter):
 
 
 class RecordingMedusa(MedusaDrafter):
-    """Keeps every draft it proposed."""
+    """Keeps every draft it proposed, and by how much each token of it led the next best."""
 
     def propose(self, updates: Sequence[Update]) -> list[Tree]:
         trees = super().propose(updates)
         self.drafts = [*getattr(self, "drafts", []), *(tree.tokens[1:] for tree in trees)]
+        last = torch.stack([update.last for update in updates if update.last is not None])
+        best, ids = head_logits(self.head, self.target, last, DEPTH).topk(2)
+        seconds = self.head.draft_ids[ids[..., 1]].tolist()
+        leads = (best[..., 0] - best[..., 1]).tolist()
+        self.seconds = [*getattr(self, "seconds", []), *zip(seconds, leads, strict=True)]
         return trees
+
+
+def is_tie(theirs: list[int], ours: list[int], seconds: tuple[list[int], list[float]]) -> bool:
+    """Whether every token that differs is our second best, by a lead that float32 cannot tell:
+    sums of two libraries are rounded in another order.
+    """
+    places = zip(theirs, ours, *seconds, strict=True)
+    return all(a == b or (a == second and lead < TIE) for a, b, second, lead in places)
 
 
 @dataclass(slots=True)
@@ -100,10 +116,10 @@ def plain(bench: Bench) -> dict[str, Any]:
     return bench.vllm("plain", None)
 
 
-def decode(bench: Bench, folder: Path) -> tuple[list[Response], list[list[list[int]]]]:
-    """What our decoder answers, and what it drafted for each question."""
+def decode(bench: Bench, folder: Path) -> tuple[list[Response], list[Any], list[Any]]:
+    """What our decoder answers, what it drafted for each question, and what it nearly drafted."""
     head = load_head(folder, bench.target)
-    responses, drafts = [], []
+    responses, drafts, seconds = [], [], []
     for request in bench.requests:
         kind = RecordingMedusa if isinstance(head, MedusaHead) else RecordingEagle
         drafter: Any = kind(head, bench.target, Chain(DEPTH))  # type: ignore[arg-type]
@@ -112,7 +128,8 @@ def decode(bench: Bench, folder: Path) -> tuple[list[Response], list[list[list[i
         )
         responses.append(response)
         drafts.append(drafter.drafts)
-    return responses, drafts
+        seconds.append(getattr(drafter, "seconds", []))
+    return responses, drafts, seconds
 
 
 @pytest.mark.slow
@@ -128,9 +145,9 @@ def test_vllm_drafts_what_we_draft(
     export(head, layout, tmp_path / "out", target=str(bench.folder), serve_as=str(bench.folder))
     config = json.loads((tmp_path / "out/launch/vllm_speculative_config.json").read_text())
     trace = bench.vllm(f"{kind}-{layout}", config | {"num_speculative_tokens": DEPTH})
-    responses, drafts = decode(bench, head)
+    responses, drafts, seconds = decode(bench, head)
 
-    equal = compared = 0
+    equal = compared = ties = 0
     for number, (theirs, ours) in enumerate(zip(trace["requests"], drafts, strict=True)):
         output = theirs["output_ids"]
         assert output == plain["requests"][number]["output_ids"], f"question {number}"
@@ -139,7 +156,11 @@ def test_vllm_drafts_what_we_draft(
         assert 0 <= len(theirs["drafts"]) - len(ours) <= 1
         compared += len(ours)
         equal += sum(a == b for a, b in zip(theirs["drafts"], ours, strict=False))
-    assert (equal, compared) == (compared, compared) and compared >= len(responses)
+        close = zip(theirs["drafts"], ours, seconds[number], strict=False)
+        ties += sum(a != b and is_tie(a, b, second) for a, b, second in close)
+    assert equal + ties == compared >= len(responses)
+    assert ties <= compared / 500, "ties are rare"
+    print(f"{kind}, {layout}: {equal} of {compared} drafts equal, {ties} ties")
 
     counted = trace["counters"]
     measured = 1 + counted["num_accepted_tokens"] / counted["num_drafts"]
