@@ -17,7 +17,7 @@ _DEFAULT_TARGET = "smollm2-135m-instruct"
 
 @click.group()
 def data() -> None:
-    """Prepare, inspect or regenerate training data."""
+    """Prepare, inspect, regenerate or capture training data."""
 
 
 def _source_options(command: Any) -> Any:

@@ -31,7 +31,9 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "train": Entry("headsmith.train.cli:train", "Train a head from a recipe."),
-    "data": Entry("headsmith.data.cli:data", "Prepare, inspect or regenerate training data."),
+    "data": Entry(
+        "headsmith.data.cli:data", "Prepare, inspect, regenerate or capture training data."
+    ),
     "eval": Entry("headsmith.inference.cli:eval_", "Measure a head: tau, rates, speed, equality."),
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
@@ -57,7 +59,12 @@ COMMANDS = {
 }
 
 # Commands of a group that live in another room than the group: rooms import downwards only.
-ADOPTED = {"data": {"regenerate": "headsmith.inference.regenerate_cli:regenerate"}}
+ADOPTED = {
+    "data": {
+        "regenerate": "headsmith.inference.regenerate_cli:regenerate",
+        "capture": "headsmith.train.capture_cli:capture",
+    }
+}
 
 # Distribution extras that bring an optional library, by the library's import name.
 EXTRAS = {

@@ -38,6 +38,7 @@ from headsmith.train.parts import (
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
+from headsmith.train.stored import stored_source
 from headsmith.train.validate import check_draft, validate, validation_requests
 
 
@@ -70,7 +71,9 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
     head.to(accelerator.device)
     batches = corpus.batches
-    features = Features(target, head, batches, keeps_features(recipe, target, head, batches))
+    source = stored_source(recipe, target, head, corpus, say)
+    keep = keeps_features(recipe, target, head, batches)
+    features = Features(target, head, batches, keep, source)
     if not found:
         begin(recipe.head, features, accelerator, say)
     optimisers = build_optimisers(head, recipe.train)
