@@ -36,7 +36,6 @@ def capture(
     `progress` gets a row's number and its bytes after each.
     """
     for shard in shards:
-        clear_temporaries(store, shard)
         if store.is_done(shard):
             continue
         rows = {}

@@ -178,7 +178,7 @@ def _check_tensors(
     if not written or written != found.keys():
         raise HeadsmithError(f"{file} does not hold {row}; {_remedy(file)}")
     for kind, tensor in found.items():
-        held = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        held = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         if hashlib.sha256(held).hexdigest() != parts[f"{row}.{kind}"]["sha256"]:
             raise HeadsmithError(f"{file} is damaged in {row}.{kind}; {_remedy(file)}")
 

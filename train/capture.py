@@ -8,44 +8,62 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import PartialState
 
 from headsmith import __version__
 from headsmith.data.capture import capture as fill
-from headsmith.data.capture import capturing, check_room, plan, plan_shards
+from headsmith.data.capture import capturing, check_room, clear_temporaries, plan, plan_shards
+from headsmith.data.capture_vllm import vllm_states
 from headsmith.data.feature_codec import DType, Shape
 from headsmith.data.feature_store import Store, check_shard
-from headsmith.data.states import read_tokens
+from headsmith.data.states import States, read_tokens
 from headsmith.errors import HeadsmithError
+from headsmith.models.target import Target
 from headsmith.train.batches import Batches
 from headsmith.train.corpus import Corpus, load_corpus
-from headsmith.train.features import Computed
+from headsmith.train.features import Computed, check_finite
 from headsmith.train.parts import PATIENCE, describe, load_target
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
 from headsmith.train.stored import about_store, taps_of
 
 
-def capture(recipe: Recipe, out: Path, dtype: DType, shard_megabytes: float) -> Store:
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Who computes the states: `transformers` in this process, or `vllm` under the interpreter
+    `python`, on so many devices.
+    """
+
+    name: Literal["transformers", "vllm"] = "transformers"
+    python: str = "python3"
+    devices: int = 1
+
+
+def capture(
+    recipe: Recipe, out: Path, dtype: DType, shard_megabytes: float, backend: Backend | None = None
+) -> Store:
     """Fill the store in `out` with the states that training by `recipe` reads; this process writes
     its share of the shards that are not there. Raises HeadsmithError for what a user can mend.
     """
+    backend = backend or Backend()
     ranks = _ranks()
+    _check_backend(backend, ranks)
     say = partial(print, file=sys.stderr) if ranks.is_main_process else _silent
     with capturing(out, ranks.process_index):
-        target = load_target(recipe, ranks.device)
+        target = load_target(recipe, ranks.device, blocks=backend.name == "transformers")
         taps = taps_of(recipe, target)
         with ranks.main_process_first():
             corpus = load_corpus(recipe, target.tokenizer)
             sizes = sizes_of(corpus.batches, Shape(len(taps), target.hidden_size, dtype))
-            computed = f"transformers, {recipe.target.dtype}"
-            how = {"computed": computed, "dtype": dtype}
+            how = {"computed": f"{backend.name}, {recipe.target.dtype}", "dtype": dtype}
             store = plan(
                 out,
                 about_store(recipe, target, corpus, taps, **how),
@@ -56,10 +74,33 @@ def capture(recipe: Recipe, out: Path, dtype: DType, shard_megabytes: float) -> 
         _say_size(store, sizes, sum(corpus.batches.tokens), say)
         if ranks.is_main_process:
             check_room(store, sizes)
-        source = Computed(target, corpus.batches, taps)
         mine = range(len(store.shards))[ranks.process_index :: ranks.num_processes]
-        _fill(store, mine, source.states, corpus.batches, quiet=not ranks.is_main_process)
+        for shard in mine:
+            clear_temporaries(store, shard)
+        if not all(map(store.is_done, mine)):
+            with _source(backend, target, corpus.batches, taps, recipe.data.max_length) as states:
+                _fill(store, mine, states, corpus.batches, quiet=not ranks.is_main_process)
     return store
+
+
+@contextmanager
+def _source(
+    backend: Backend, target: Target, batches: Batches, taps: tuple[int, ...], longest: int
+) -> Iterator[Callable[[int], States]]:
+    """What gives the states of a packed row."""
+    if backend.name == "transformers":
+        yield Computed(target, batches, taps).states
+        return
+    with vllm_states(target, taps, longest, backend.python, backend.devices) as worker:
+        yield lambda row: check_finite(worker.states(batches.row(row)), batches, row)
+
+
+def _check_backend(backend: Backend, ranks: PartialState) -> None:
+    if backend.name == "vllm" and ranks.num_processes > 1:
+        raise HeadsmithError(
+            "the vllm backend spreads over devices by itself (--vllm-devices); start it in one "
+            "process, without accelerate launch"
+        )
 
 
 def check(folder: Path, say: Callable[[str], None]) -> None:
@@ -91,11 +132,10 @@ def sizes_of(batches: Batches, shape: Shape) -> list[int]:
 
 
 def _fill(
-    store: Store, mine: range, states: Callable[[int], Any], batches: Batches, *, quiet: bool
+    store: Store, mine: range, states: Callable[[int], States], batches: Batches, *, quiet: bool
 ) -> None:
     """Write this process's shards, and show how far it is."""
-    todo = [shard for shard in mine if not store.is_done(shard)]
-    total = sum(len(store.shards[shard]) for shard in todo)
+    total = sum(len(store.shards[shard]) for shard in mine if not store.is_done(shard))
     counted = [0, 0]
     with Report(total, 0, quiet=quiet) as report:
 

@@ -28,6 +28,26 @@ from headsmith.train.recipe import load_recipe
     help="Largest shard; what a killed capture computes again, and training waits for.",
 )
 @click.option(
+    "--backend",
+    type=click.Choice(["transformers", "vllm"]),
+    default="transformers",
+    show_default=True,
+    help="Who runs the target: this process, or vLLM in one of its own.",
+)
+@click.option(
+    "--vllm-python",
+    default="python3",
+    show_default=True,
+    help="The Python of an environment with vLLM (0.32.0 is what was tried).",
+)
+@click.option(
+    "--vllm-devices",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Devices over which vLLM spreads the target.",
+)
+@click.option(
     "--check",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -39,6 +59,9 @@ def capture(
     out: Path | None,
     dtype: str,
     shard_mb: float,
+    backend: str,
+    vllm_python: str,
+    vllm_devices: int,
     check: Path | None,
 ) -> None:
     """Run the target once over what RECIPE trains on and store its states, for `data.features`.
@@ -56,8 +79,10 @@ def capture(
         raise click.UsageError("give a RECIPE and --out, or --check DIR")
     settings = load_recipe(recipe, overrides)
     from headsmith.data.feature_codec import DTYPES
+    from headsmith.train.capture import Backend
     from headsmith.train.capture import capture as run
 
-    store = run(settings, out, next(d for d in DTYPES if d == dtype), shard_mb)
+    who = Backend("vllm" if backend == "vllm" else "transformers", vllm_python, vllm_devices)
+    store = run(settings, out, next(d for d in DTYPES if d == dtype), shard_mb, who)
     if store.done == len(store.shards):
         click.echo(f"to train on them: headsmith train {recipe} data.features={out}", err=True)

@@ -34,6 +34,7 @@ from headsmith.train.parts import (
     make_accelerator,
     new_head,
     provenance,
+    runs_target,
 )
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
@@ -54,7 +55,7 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     say = partial(accelerator.print, file=sys.stderr)
     set_seed(recipe.train.seed)
 
-    target = load_target(recipe, accelerator.device)
+    target = load_target(recipe, accelerator.device, runs_target(recipe))
     with accelerator.main_process_first():
         corpus = load_corpus(recipe, target.tokenizer)
     say(describe(corpus, recipe.data.source))

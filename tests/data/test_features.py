@@ -193,10 +193,10 @@ def test_only_what_is_missing_is_made_and_leftovers_go(store: Store) -> None:
         made.append(row)
         return make_states(row)
 
+    clear_temporaries(store, 1)
     capture(store, range(3), states, lambda row, size: None)
     assert made == [1, 4, 2]
     assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == before
-    clear_temporaries(store, 0)
 
 
 def hold(folder: Path, held: Any, leave: Any) -> None:
