@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,32 +27,41 @@ from headsmith.errors import EnvironmentFault, HeadsmithError
 from headsmith.models import loading
 from headsmith.models.target import Target
 
-_WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).with_name("vllm_worker.py")
 
 
 @dataclass
 class VllmStates:
-    """States of packed rows from a running worker. layers: ascending, the taps and the last one."""
+    """States of packed rows, as vLLM computes them. layers: ascending, the taps and the last one.
+    `ask` gives for every list of token ids the file with its states.
+    """
 
     target: Target
     taps: tuple[int, ...]
     layers: list[int]
-    process: subprocess.Popen[str]
-    answers: IO[str]
-    log: Path
+    ask: Callable[[list[list[int]]], list[Path]]
 
     def states(self, row: Row) -> States:
         """Of a packed row, every document of which is a request of its own to vLLM."""
         documents = row.ids.split(row.lengths)
-        files = [Path(name) for name in self._ask([ids.tolist() for ids in documents])]
-        found = []
-        for ids, file in zip(documents, files, strict=True):
-            tensors = load_file(file)
-            file.unlink()
-            if not torch.equal(tensors["token_ids"], ids):
-                raise HeadsmithError("vLLM gave the states of other tokens than it was asked for")
-            found.append(tensors["hidden_states"])
-        return self._as_states(row, torch.cat(found))
+        files = self.ask([ids.tolist() for ids in documents])
+        pairs = zip(documents, files, strict=True)
+        return self._as_states(row, torch.cat([self._take(ids, file) for ids, file in pairs]))
+
+    def _take(self, ids: Tensor, file: Path) -> Tensor:
+        """The states [T, layers, H] in a file of vLLM, which is then removed."""
+        tensors = load_file(file)
+        file.unlink()
+        if not torch.equal(tensors["token_ids"], ids):
+            raise HeadsmithError("vLLM gave the states of other tokens than it was asked for")
+        states = tensors["hidden_states"]
+        if tuple(states.shape[1:]) != (len(self.layers), self.target.hidden_size):
+            raise HeadsmithError(
+                f"vLLM keeps {states.shape[1]} states of width {states.shape[2]} a token, and "
+                f"{len(self.layers)} of width {self.target.hidden_size} are needed: "
+                f"eagle_aux_hidden_state_layer_ids {self.layers} of {self.target.path}"
+            )
+        return states
 
     @torch.no_grad()
     def _as_states(self, row: Row, stream: Tensor) -> States:
@@ -64,23 +73,10 @@ class VllmStates:
         last = target.final_norm(behind.to(target.device))
         return States(taps.to(target.device), last, *teacher_of(target, last))
 
-    def _ask(self, prompts: list[list[int]]) -> Any:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(prompts) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        return self._answer()
 
-    def _answer(self) -> Any:
-        line = self.answers.readline()
-        if not line:
-            code = self.process.wait()
-            raise EnvironmentFault(
-                f"vLLM ended with code {code} while it computed states: {_last_words(self.log)}"
-            )
-        return json.loads(line)
+def layers_of(target: Target, taps: tuple[int, ...]) -> list[int]:
+    """What vLLM must keep for these taps."""
+    return sorted({*taps, target.num_layers})
 
 
 @contextmanager
@@ -98,34 +94,57 @@ def vllm_states(
         raise HeadsmithError(
             f"the vllm backend cannot read {target.path}, a GGUF file; give the model's folder"
         )
-    layers = sorted({*taps, target.num_layers})
+    layers = layers_of(target, taps)
     with tempfile.TemporaryDirectory(prefix="headsmith-vllm-") as name:
         folder = Path(name)
         # Its folder is the first on its path: ours holds modules whose names are not vLLM's.
-        shutil.copy(_WORKER, folder)
+        shutil.copy(WORKER, folder)
         with open(folder / "log", "w") as log:
             process, answers = _start(python, folder, log)
-        worker = VllmStates(target, taps, layers, process, answers, folder / "log")
+        worker = _Worker(process, answers, folder / "log")
         try:
-            assert process.stdin is not None
-            settings = {
-                "target": place,
-                "revision": target.revision,
-                "dtype": str(target.dtype).removeprefix("torch."),
-                # One token more is generated.
-                "longest": min(longest + 1, target.max_context),
-                "devices": devices,
-                "layers": layers,
-                "folder": str(folder / "states"),
-            }
-            process.stdin.write(json.dumps(settings) + "\n")
-            process.stdin.flush()
-            worker._answer()
-            yield worker
+            worker.ask(
+                {
+                    "target": place,
+                    "revision": target.revision,
+                    "dtype": str(target.dtype).removeprefix("torch."),
+                    # One token more is generated.
+                    "longest": min(longest + 1, target.max_context),
+                    "devices": devices,
+                    "layers": layers,
+                    "folder": str(folder / "states"),
+                }
+            )
+            yield VllmStates(target, taps, layers, worker.files)
         finally:
             process.kill()
             process.wait()
             answers.close()
+
+
+@dataclass
+class _Worker:
+    """The other process: a line of JSON for a line of JSON."""
+
+    process: subprocess.Popen[str]
+    answers: IO[str]
+    log: Path
+
+    def files(self, prompts: list[list[int]]) -> list[Path]:
+        return [Path(name) for name in self.ask(prompts)]
+
+    def ask(self, question: Any) -> Any:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        line = self.answers.readline()
+        if not line:
+            code = self.process.wait()
+            raise EnvironmentFault(
+                f"vLLM ended with code {code} while it computed states: {_last_words(self.log)}"
+            )
+        return json.loads(line)
 
 
 def _start(python: str, folder: Path, log: IO[str]) -> tuple[subprocess.Popen[str], IO[str]]:
@@ -137,7 +156,7 @@ def _start(python: str, folder: Path, log: IO[str]) -> tuple[subprocess.Popen[st
     }
     # In this process, so that the engine can be stepped until states are written.
     fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(folder)}
-    command: Sequence[str] = [python, str(folder / _WORKER.name), str(theirs)]
+    command: Sequence[str] = [python, str(folder / WORKER.name), str(theirs)]
     try:
         process = subprocess.Popen(
             command,

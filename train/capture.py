@@ -21,6 +21,7 @@ from accelerate import PartialState
 from headsmith import __version__
 from headsmith.data.capture import capture as fill
 from headsmith.data.capture import capturing, check_room, clear_temporaries, plan, plan_shards
+from headsmith.data.capture_server import server_states
 from headsmith.data.capture_vllm import vllm_states
 from headsmith.data.feature_codec import DType, Shape
 from headsmith.data.feature_store import Store, check_shard
@@ -38,13 +39,14 @@ from headsmith.train.stored import about_store, taps_of
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Who computes the states: `transformers` in this process, or `vllm` under the interpreter
-    `python`, on so many devices.
+    """Who computes the states: `transformers` in this process, or `vllm`, which either runs under
+    the interpreter `python`, on so many devices, or serves at the URL `server`.
     """
 
     name: Literal["transformers", "vllm"] = "transformers"
     python: str = "python3"
     devices: int = 1
+    server: str | None = None
 
 
 def capture(
@@ -91,12 +93,18 @@ def _source(
     if backend.name == "transformers":
         yield Computed(target, batches, taps).states
         return
+    if backend.server is not None:
+        server = server_states(target, taps, backend.server)
+        yield lambda row: check_finite(server.states(batches.row(row)), batches, row)
+        return
     with vllm_states(target, taps, longest, backend.python, backend.devices) as worker:
         yield lambda row: check_finite(worker.states(batches.row(row)), batches, row)
 
 
 def _check_backend(backend: Backend, ranks: PartialState) -> None:
-    if backend.name == "vllm" and ranks.num_processes > 1:
+    if backend.server is not None and backend.name != "vllm":
+        raise HeadsmithError("--vllm-server is for --backend vllm; give both or neither")
+    if backend.name == "vllm" and backend.server is None and ranks.num_processes > 1:
         raise HeadsmithError(
             "the vllm backend spreads over devices by itself (--vllm-devices); start it in one "
             "process, without accelerate launch"

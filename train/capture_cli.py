@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -35,6 +36,11 @@ from headsmith.train.recipe import load_recipe
     help="Who runs the target: this process, or vLLM in one of its own.",
 )
 @click.option(
+    "--vllm-server",
+    metavar="URL",
+    help="A vLLM server that keeps hidden states in a folder shared with this machine.",
+)
+@click.option(
     "--vllm-python",
     default="python3",
     show_default=True,
@@ -60,6 +66,7 @@ def capture(
     dtype: str,
     shard_mb: float,
     backend: str,
+    vllm_server: str | None,
     vllm_python: str,
     vllm_devices: int,
     check: Path | None,
@@ -82,7 +89,8 @@ def capture(
     from headsmith.train.capture import Backend
     from headsmith.train.capture import capture as run
 
-    who = Backend("vllm" if backend == "vllm" else "transformers", vllm_python, vllm_devices)
+    name: Literal["vllm", "transformers"] = "vllm" if backend == "vllm" else "transformers"
+    who = Backend(name, vllm_python, vllm_devices, vllm_server)
     store = run(settings, out, next(d for d in DTYPES if d == dtype), shard_mb, who)
     if store.done == len(store.shards):
         click.echo(f"to train on them: headsmith train {recipe} data.features={out}", err=True)
