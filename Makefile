@@ -73,9 +73,9 @@ $(VLLM_VENV)/.vllm: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: dev target $(VLLM_VENV)/.vllm ## Heads in HEADS, exported, in unmodified vLLM on CPU
+test-vllm: dev target $(VLLM_VENV)/.vllm ## Heads in HEADS, and features, in unmodified vLLM on CPU
 	HEADSMITH_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python HEADSMITH_HEADS=$(abspath $(HEADS)) \
-		$(BIN)/python -m pytest tests/real/test_vllm.py
+		$(BIN)/python -m pytest tests/real/test_vllm.py tests/real/test_capture_vllm.py
 
 lint: dev ## Ruff: rules and format
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ _DEFAULT_TARGET = "smollm2-135m-instruct"
 
 @click.group()
 def data() -> None:
-    """Prepare, inspect, regenerate, mix and clean training data."""
+    """Prepare, inspect, regenerate, mix, clean and capture training data."""
 
 
 def _source_options(command: Any) -> Any:

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "train": Entry("headsmith.train.cli:train", "Train a head from a recipe."),
-    "data": Entry("headsmith.data.cli:data", "Prepare, regenerate, mix and clean training data."),
+    "data": Entry("headsmith.data.cli:data", "Prepare, regenerate, mix, clean, capture data."),
     "eval": Entry("headsmith.inference.cli:eval_", "Measure a head: tau, rates, speed, equality."),
     "tune": Entry("headsmith.inference.tune_cli:tune_", "Pick a draft and a batch limit."),
     "calibrate": Entry(
@@ -65,6 +65,7 @@ ADOPTED = {
         "mix": "headsmith.data.sets_cli:mix",
         "dedup": "headsmith.data.sets_cli:dedup",
         "overlap": "headsmith.data.sets_cli:overlap",
+        "capture": "headsmith.train.capture_cli:capture",
     }
 }
 

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -22,6 +23,8 @@ from headsmith.models import embedded
 
 # What transformers raises for a folder that holds no model it can read.
 _FAULTS = (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError)
+# Keys of a config that count the blocks or say something of each.
+_PER_BLOCK = ("num_hidden_layers", "layer_types", "mlp_layer_types")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "spiece*")
 _CONTENT = "\ue000answer\ue001"
 
@@ -65,6 +68,43 @@ def load_model(
     transformers_logging.disable_progress_bar()
     arguments: dict[str, Any] = {"revision": revision, **extra}
     tokenizer = load_tokenizer(path, revision)
+    return _load_weights(path, place, dtype, arguments), tokenizer
+
+
+def load_ends(
+    path: str, revision: str | None, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase] | None:
+    """The model without its blocks, whose weights are not read; None where its architecture or its
+    file does not allow that. Its config still counts the blocks.
+    """
+    place, extra = locate(path)
+    if extra:
+        return None
+    transformers_logging.disable_progress_bar()
+    tokenizer = load_tokenizer(path, revision)
+    said = transformers_logging.get_verbosity()
+    # It would list the weights of all blocks as unexpected.
+    transformers_logging.set_verbosity_error()
+    try:
+        config = AutoConfig.from_pretrained(place, revision=revision)
+        text = config.get_text_config()
+        whole = {key: getattr(text, key) for key in _PER_BLOCK if getattr(text, key, None)}
+        for key, value in whole.items():
+            setattr(text, key, 0 if isinstance(value, int) else [])
+        model = _load_weights(path, place, dtype, {"revision": revision, "config": config})
+    except (HeadsmithError, *_FAULTS):
+        return None
+    finally:
+        transformers_logging.set_verbosity(said)
+    text = model.config.get_text_config()
+    for key, value in whole.items():
+        setattr(text, key, value)
+    return model, tokenizer
+
+
+def _load_weights(
+    path: str, place: str, dtype: torch.dtype, arguments: dict[str, Any]
+) -> PreTrainedModel:
     try:
         # transformers only logs the tensors that a checkpoint lacks; a target with a random matrix
         # is no target.
@@ -86,7 +126,7 @@ def load_model(
             f"target {path} lacks {len(missing)} tensors, the first {missing[0]}: "
             "cut off or another model"
         )
-    return model, tokenizer
+    return model
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:

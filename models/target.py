@@ -27,12 +27,17 @@ from headsmith.models.target_check import check_target
 
 @dataclass
 class Target:
-    """A frozen causal language model, its tokenizer, and where they came from."""
+    """A frozen causal language model, its tokenizer, and where they came from.
+
+    One that is not `whole` was loaded without its blocks: it embeds and makes logits, and what runs
+    it fails.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     path: str = ""
     revision: str | None = None
+    whole: bool = True
     head_weight: Tensor = field(init=False, repr=False)
     _prefix: Prefix | None = field(default=None, init=False, repr=False)
 
@@ -45,9 +50,10 @@ class Target:
                 f"{self.path}: this model has no output head; give a causal language model"
             )
         self.head_weight = output.weight.detach()
-        self._blocks = loading.find_blocks(self.decoder, self.num_layers)
-        self.check()
-        pack_linears(self.model)
+        if self.whole:
+            self._blocks = loading.find_blocks(self.decoder, self.num_layers)
+            self.check()
+            pack_linears(self.model)
 
     @classmethod
     def load(
@@ -57,14 +63,17 @@ class Target:
         revision: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        blocks: bool = True,
     ) -> "Target":
         """Load a local folder, a GGUF file, the embedded default's name, or a Hub id, and check it.
+        `blocks` False leaves them out where the architecture allows that.
 
         Raises HeadsmithError when there is no model there, or when the target's own head on its own
         last state does not reproduce its logits.
         """
-        model, tokenizer = loading.load_model(str(path), revision, dtype)
-        return cls(model.to(device), tokenizer, str(path), revision)
+        found = None if blocks else loading.load_ends(str(path), revision, dtype)
+        model, tokenizer = found or loading.load_model(str(path), revision, dtype)
+        return cls(model.to(device), tokenizer, str(path), revision, whole=found is None)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -139,14 +148,29 @@ class Target:
         """What the norm behind the last block multiplies each channel by, [H]; None for a decoder
         that has none of its own.
         """
-        size = (self.hidden_size,)
-        found = [m for m in self.decoder.children() if {p.shape for p in m.parameters()} == {size}]
-        if not found:
+        norm = self._final_norm
+        if norm is None:
             return None
         # Asked instead of read: some families store what is added to one, some subtract a mean.
-        signs = torch.ones(size, dtype=self.dtype, device=self.device)
+        signs = torch.ones(self.hidden_size, dtype=self.dtype, device=self.device)
         signs[1::2] = -1
-        return (found[-1](signs[None])[0] - found[-1](-signs[None])[0]) / 2 * signs
+        return (norm(signs[None])[0] - norm(-signs[None])[0]) / 2 * signs
+
+    def final_norm(self, stream: Tensor) -> Tensor:
+        """Last states [n, H] from the residual stream behind the last block [n, H], tap L."""
+        norm = self._final_norm
+        if norm is None:
+            raise HeadsmithError(
+                f"{self.path}: its decoder has no norm of its own behind the last block; capture "
+                "its features with --backend transformers"
+            )
+        return norm(stream)
+
+    @property
+    def _final_norm(self) -> nn.Module | None:
+        size = (self.hidden_size,)
+        found = [m for m in self.decoder.children() if {p.shape for p in m.parameters()} == {size}]
+        return found[-1] if found else None
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings of ids [n] -> [n, H]."""
@@ -183,6 +207,7 @@ class Target:
         """One pass over the new tokens ids [T] of ragged requests; see `Span`. Without the output
         head.
         """
+        assert self.whole, "a target without its blocks computes no states"
         positions = positions_of(spans, ids.device)
         with attention.attending(spans, cache), self._tapping(taps) as seen:
             output = self.decoder(

@@ -43,11 +43,12 @@ def work_of(recipe: Recipe, corpus: Corpus | None) -> Work | None:
     tokens = sum(batches.tokens)
     rows = [int(count) * epochs for count in batches.counts.sum(0)]
     kept = recipe.data.keep_features == "memory"
+    times = 0.0 if recipe.data.features else min(1.0, epochs) if kept else epochs
     return Work(
         exact=True,
         steps=batches.total_steps,
         tokens=round(tokens * epochs),
-        read=round(tokens * (min(1.0, epochs) if kept else epochs)),
+        read=round(tokens * times),
         loss_rows=round(rows[0]),
         unrolled=round(sum(n * _unrolled_share(k, recipe) for k, n in enumerate(rows))),
     )
@@ -64,11 +65,12 @@ def _bound(recipe: Recipe) -> Work | None:
     tokens = min(bounds)
     shares = sum(_unrolled_share(k, recipe) for k in range(recipe.steps))
     once = epoch is not None and data.keep_features == "memory"
+    read = min(tokens, epoch) if once and epoch else tokens
     return Work(
         exact=False,
         steps=train.max_steps,
         tokens=tokens,
-        read=min(tokens, epoch) if once and epoch else tokens,
+        read=0 if data.features else read,
         loss_rows=tokens,
         unrolled=round(tokens * shares),
     )
@@ -102,11 +104,11 @@ def active_parameters(model: Any, config: Any) -> int:
 
 def operations(work: Work, active: int, head: int, teacher: int, drafts: int) -> float:
     """Floating-point operations of a run: the target's forward over what it reads, the teacher
-    (`teacher` weights of the output head, `drafts` of them for the draft vocabulary), and forward
+    there (`teacher` weights of the output head, `drafts` of them for the draft vocabulary), forward
     and backward of the `head` weights that a row of one step meets, at every unrolled row.
     """
     return (
         2.0 * active * work.read
-        + 2.0 * teacher * work.loss_rows
+        + 2.0 * teacher * min(work.loss_rows, work.read)
         + (6.0 * head + 2.0 * drafts) * work.unrolled
     )

@@ -16,18 +16,17 @@ class Kind:
     """losses(head, target, row, steps, settings) of one packed row.
 
     unrolls: step k needs step k - 1, so that training may begin with few of them; else they are
-    heads of their own. reads_last: the head reads the target's last state and not its taps.
+    heads of their own.
     """
 
     losses: Callable[..., UnrollResult]
     unrolls: bool
-    reads_last: bool
 
 
 KINDS = {
-    "eagle3": Kind(unroll_losses, unrolls=True, reads_last=False),
-    "eagle3.1": Kind(unroll_losses, unrolls=True, reads_last=False),
-    "medusa": Kind(medusa_losses, unrolls=False, reads_last=True),
+    "eagle3": Kind(unroll_losses, unrolls=True),
+    "eagle3.1": Kind(unroll_losses, unrolls=True),
+    "medusa": Kind(medusa_losses, unrolls=False),
 }
 
 

@@ -34,10 +34,12 @@ from headsmith.train.parts import (
     make_accelerator,
     new_head,
     provenance,
+    runs_target,
 )
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
 from headsmith.train.step import Stepper, Unroll
+from headsmith.train.stored import stored_source
 from headsmith.train.validate import check_draft, validate, validation_requests
 
 
@@ -53,7 +55,7 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     say = partial(accelerator.print, file=sys.stderr)
     set_seed(recipe.train.seed)
 
-    target = load_target(recipe, accelerator.device)
+    target = load_target(recipe, accelerator.device, runs_target(recipe))
     with accelerator.main_process_first():
         corpus = load_corpus(recipe, target.tokenizer)
     say(describe(corpus, recipe.data.source))
@@ -70,7 +72,9 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head = load_head(found[0], target) if found else new_head(recipe, target, corpus, say)
     head.to(accelerator.device)
     batches = corpus.batches
-    features = Features(target, head, batches, keeps_features(recipe, target, head, batches))
+    source = stored_source(recipe, target, head, corpus, say)
+    keep = keeps_features(recipe, target, head, batches)
+    features = Features(target, head, batches, keep, source)
     if not found:
         begin(recipe.head, features, accelerator, say)
     optimisers = build_optimisers(head, recipe.train)

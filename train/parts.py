@@ -53,10 +53,17 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def load_target(recipe: Recipe, device: torch.device) -> Target:
+def load_target(recipe: Recipe, device: torch.device, blocks: bool = True) -> Target:
     section = recipe.target
     dtype = getattr(torch, section.dtype)
-    return Target.load(locate(section.path), revision=section.revision, dtype=dtype, device=device)
+    path = locate(section.path)
+    return Target.load(path, revision=section.revision, dtype=dtype, device=device, blocks=blocks)
+
+
+def runs_target(recipe: Recipe) -> bool:
+    """Whether a run of the recipe needs the target's blocks: for its states, or to validate."""
+    validation = recipe.validation
+    return recipe.data.features is None or bool(validation.prompts or validation.holdout)
 
 
 def new_head(recipe: Recipe, target: Target, corpus: Corpus, say: Callable[[str], None]) -> Head:

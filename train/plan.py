@@ -108,7 +108,7 @@ def make_plan(recipe: Recipe) -> Plan:
     head = _empty_head(recipe, sketch)
     trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
     work = work_of(recipe, corpus)
-    reads_twice = recipe.data.keep_features == "none"
+    reads_twice = recipe.data.keep_features == "none" and recipe.data.features is None
     if work and corpus and reads_twice and is_fitted(head, recipe.head):
         fitted = fitted_rows(recipe.head, head, corpus.batches)
         work = replace(work, read=work.read + sum(corpus.batches.tokens[row] for row in fitted))

@@ -76,7 +76,8 @@ class DataSection(Section):
     """Conversations, and how they become packed rows of at most `row_tokens` tokens.
 
     `keep_features: memory` keeps the target's states of every row from the first epoch on, which
-    saves the target's forward in the later ones; `--plan` says what it takes.
+    saves the target's forward in the later ones; `--plan` says what it takes. `features` is a
+    folder of `headsmith data capture`, whose states are read instead of running the target.
     """
 
     source: str
@@ -86,6 +87,7 @@ class DataSection(Section):
     max_length: int = Field(2048, ge=4)
     row_tokens: int = Field(2048, ge=4)
     keep_features: Literal["memory", "none"] = "none"
+    features: str | None = None
     prepared_dir: str | None = None
 
     @model_validator(mode="after")

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from headsmith.data.pack import Row
+from headsmith.data.states import States, read_tokens, states_of
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 from headsmith.train.loss import LossSettings, step_loss
-
-# Rows of full-vocabulary logits that exist at a time while the teacher is read.
-_TEACHER_CHUNK = 256
 
 
 def loss_rows(row: Row, steps: int) -> list[Tensor]:
@@ -50,10 +48,9 @@ def loss_rows(row: Row, steps: int) -> list[Tensor]:
 class TrainRow:
     """A packed row with what the target says of it; the same for every epoch.
 
-    taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions that
-    some step reads: last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the
-    whole vocabulary, covered bool [n_t]; `slot` int64 [T] is where position t is among them. For a
-    head that reads the last state itself, those of the loss rows are among them too.
+    taps [T, m, H]. rows: see `loss_rows`. Teacher of token position t, for the n_t positions of
+    `read_tokens`: last [n_t, H], first choice int64 [n_t] and logsumexp float32 [n_t] over the
+    whole vocabulary, covered bool [n_t]; `slot` int64 [T] is where position t is among them.
     """
 
     ids: Tensor
@@ -78,7 +75,6 @@ class TrainRow:
         return replace(self, rows=[r.to(device) for r in self.rows], **moved)
 
 
-@torch.no_grad()
 def prepare_row(
     target: Target,
     draft_ids: Tensor,
@@ -86,43 +82,27 @@ def prepare_row(
     taps: tuple[int, ...],
     steps: int,
     shared: int = 0,
-    reads_last: bool = False,
 ) -> TrainRow:
-    """One target pass over a packed row; the teacher's full-vocabulary numbers a chunk of rows at a
-    time. `shared`: how many tokens all documents begin with (`Target.features`). `reads_last`:
-    whether the head reads the last states of the loss rows.
-    """
-    rows = loss_rows(row, steps)
-    ids = row.ids.to(target.device)
-    features = target.features(ids, row.lengths, taps, shared)
-    read = torch.zeros(len(ids) + steps + 1, dtype=torch.bool)
-    for k, indices in enumerate(rows):
-        read[indices + 1 + k] = True
-    if reads_last:
-        read[rows[0]] = True
-    positions = read[: len(ids)].nonzero().flatten()
-    slot = torch.full((len(ids),), -1)
+    """One target pass over a packed row (`states_of`), ready to train on."""
+    return train_row(row, states_of(target, row, taps, shared), draft_ids, steps)
+
+
+def train_row(row: Row, states: States, draft_ids: Tensor, steps: int) -> TrainRow:
+    """A packed row and the target's states of it, on their device."""
+    device = states.last.device
+    positions = read_tokens(row)
+    slot = torch.full((len(row.ids),), -1)
     slot[positions] = torch.arange(len(positions))
-    last = features.last[positions.to(target.device)].clone()
-    choices, sums = [], []
-    for chunk in last.split(_TEACHER_CHUNK):
-        logits = target.logits(chunk)
-        choices.append(logits.argmax(-1))
-        sums.append(logits.logsumexp(-1))
-    choice = torch.cat(choices) if choices else ids.new_empty(0)
-    covered = torch.isin(choice, draft_ids.to(choice.device))
-    empty = torch.empty(0, device=last.device)
     return TrainRow(
-        ids=ids,
+        ids=row.ids.to(device),
         lengths=row.lengths,
-        # Out of inference mode, so that autograd may save them.
-        taps=features.taps.clone(),
-        rows=[r.to(target.device) for r in rows],
-        slot=slot.to(target.device),
-        last=last,
-        choice=choice,
-        logsumexp=torch.cat(sums) if sums else empty,
-        covered=covered,
+        taps=states.taps,
+        rows=[r.to(device) for r in loss_rows(row, steps)],
+        slot=slot.to(device),
+        last=states.last,
+        choice=states.choice,
+        logsumexp=states.logsumexp,
+        covered=torch.isin(states.choice, draft_ids.to(device)),
     )
 
 

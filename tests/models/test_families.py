@@ -215,3 +215,21 @@ def test_the_text_of_a_target_that_also_sees(make_config: Any, write_target: Any
     out, got = run_own(own, ids), target.features(ids, [11], (2, 3))
     close(got.taps[:, 1], out.hidden_states[3][0], rtol=1e-4, atol=2e-5)
     close(target.logits(got.last), out.logits[0], rtol=1e-4, atol=2e-5)
+
+
+def test_a_target_without_its_blocks_is_the_same_target(case: Any) -> None:
+    """Training on stored features needs no more of it than this."""
+    ends = Target.load(case.target.path, blocks=False)
+    assert not ends.whole and not [
+        m for m in ends.decoder.modules() if type(m) is nn.ModuleList and len(m)
+    ]
+    assert ends.fingerprint() == case.target.fingerprint()
+    assert ends.num_layers == case.target.num_layers == 6
+    assert ends.stop_ids == case.target.stop_ids
+    last, ids = torch.randn(5, 32), some_ids(7)
+    assert torch.equal(ends.logits(last), case.target.logits(last))
+    assert torch.equal(ends.logits_of(last, ids), case.target.logits_of(last, ids))
+    assert torch.equal(ends.embed(ids), case.target.embed(ids))
+    assert torch.equal(ends.final_norm(last), final_norm(case.target)(last))
+    with pytest.raises(AssertionError, match="without its blocks"):
+        ends.run(ids, [Span(7)])

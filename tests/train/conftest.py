@@ -69,14 +69,15 @@ import os, sys
 sys.stderr = open({log!r}, "a", buffering=1)
 os.environ.update({environment!r})
 from headsmith.cli import run
-from headsmith.train.cli import train
-sys.exit(run(train, {arguments!r}))
+from headsmith.train.{module} import {command}
+sys.exit(run({command}, {arguments!r}))
 """
 
 
 class Training:
     """`headsmith train ARGUMENTS` in a process forked from one that has everything imported."""
 
+    module, command = "cli", "train"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["headsmith.train.loop", "headsmith.inference.engine", "datasets"]
@@ -85,7 +86,11 @@ class Training:
     def __init__(self, log: Path, *arguments: str | Path, **environment: str) -> None:
         self.log = log
         code = _CODE.format(
-            log=str(log), arguments=[str(a) for a in arguments], environment=environment
+            module=self.module,
+            command=self.command,
+            log=str(log),
+            arguments=[str(a) for a in arguments],
+            environment=environment,
         )
         self.process = self.context.Process(target=exec, args=(code,))
         self.process.start()
@@ -110,6 +115,12 @@ class Training:
             time.sleep(0.005)
 
 
+class Capture(Training):
+    """`headsmith data capture ARGUMENTS` in such a process."""
+
+    module, command = "capture_cli", "capture"
+
+
 def read_metrics(folder: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without what may differ between runs: the time."""
     path = folder / "metrics.jsonl"
@@ -122,6 +133,12 @@ def read_metrics(folder: Path, *, without: tuple[str, ...] = ("seconds",)) -> li
 def training() -> type[Training]:
     """Starts `headsmith train` in processes of its own."""
     return Training
+
+
+@pytest.fixture
+def captures() -> type[Training]:
+    """Starts `headsmith data capture` in processes of its own."""
+    return Capture
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def row() -> Row:
 
 
 def prepared(head: MedusaHead, target: Target, row: Row) -> Any:
-    return prepare_row(target, head.draft_ids, row, (), K, reads_last=True)
+    return prepare_row(target, head.draft_ids, row, (), K)
 
 
 def loss_of_row(
