@@ -11,7 +11,7 @@ from headsmith.inference.kernels.tile_triton import narrow
 from headsmith.train.kernels.distil_rows import Parts, Rows
 from headsmith.train.loss import LossSettings
 
-BLOCK = 2048
+BLOCK = 1024
 
 
 @triton.jit

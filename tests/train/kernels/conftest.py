@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from headsmith.inference.kernels.interpreter import exchange_once
+
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +18,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("TRITON_INTERPRET=0: the kernels need a GPU")
+    exchange_once()
     monkeypatch.setenv("HEADSMITH_KERNELS", "on")
 
 
