@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+
 import click
 
 from headsmith.train.recipe import load_recipe
@@ -24,8 +27,18 @@ from headsmith.train.recipe import load_recipe
     is_flag=True,
     help="Start over, removing what an earlier run wrote in output.dir.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="At the end, print the seconds and bytes of each stage of a step.",
+)
 def train(
-    recipe: str, overrides: tuple[str, ...], plan: bool, resume: bool | None, overwrite: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    plan: bool,
+    resume: bool | None,
+    overwrite: bool,
+    profile: bool,
 ) -> None:
     """Train a draft head from RECIPE, a YAML file or a packaged recipe like quickstart/eagle3.
 
@@ -44,5 +57,13 @@ def train(
         print_plan(settings)
         return
     from headsmith.train.loop import train as run
+    from headsmith.train.stages import profiling
 
-    click.echo(f"the head to use: {run(settings, resume=resume, overwrite=overwrite)}", err=True)
+    with profiling() if profile else nullcontext() as stages:
+        try:
+            head = run(settings, resume=resume, overwrite=overwrite)
+        finally:
+            # An interrupted run shows it too; of several processes, the first one.
+            if stages is not None and os.environ.get("RANK", "0") == "0":
+                click.echo(stages.table(), err=True)
+    click.echo(f"the head to use: {head}", err=True)

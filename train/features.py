@@ -18,6 +18,7 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.heads import Head
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
+from headsmith.train.stages import stage
 from headsmith.train.unroll import TrainRow, train_row
 
 # How often a shard that is not there yet is looked for.
@@ -42,7 +43,8 @@ class Computed:
     def states(self, index: int) -> States:
         """One target pass. HeadsmithError when a state is not finite."""
         row = self.batches.row(index)
-        found = states_of(self.target, row, self.taps, self.batches.shared)
+        with stage("target"):
+            found = states_of(self.target, row, self.taps, self.batches.shared)
         return check_finite(found, self.batches, index)
 
 

@@ -38,6 +38,7 @@ from headsmith.train.parts import (
 )
 from headsmith.train.progress import Report
 from headsmith.train.recipe import Recipe
+from headsmith.train.stages import whole_step
 from headsmith.train.step import Stepper, Unroll
 from headsmith.train.stored import stored_source
 from headsmith.train.validate import check_draft, validate, validation_requests
@@ -111,7 +112,8 @@ class Trainer:
             if self.step in saves:
                 self.validate(report, interrupt)
             while self.step < total:
-                record, stop = self.stepper.run(self.step, interrupt.number)
+                with whole_step():
+                    record, stop = self.stepper.run(self.step, interrupt.number)
                 self.step += 1
                 self.tokens += record["tokens"]
                 if main:

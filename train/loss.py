@@ -30,7 +30,8 @@ class LossSettings:
 def step_loss(
     settings: LossSettings, logits: Tensor, teacher: Tensor, logsumexp: Tensor, covered: Tensor
 ) -> Tensor:
-    """Sum of one step's loss over its rows.
+    """Sum of one step's loss over its rows: the definition, by autograd over all logits. Training
+    computes the same a chunk at a time (`headsmith.train.kernels.distil`).
 
     logits [n, V_d] of the head; teacher [n, V_d] the target's logits of the draft ids; logsumexp
     [n] over the target's whole vocabulary; covered [n] bool, whether the target's first choice can

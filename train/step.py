@@ -32,6 +32,7 @@ from headsmith.train.loss import LossSettings
 from headsmith.train.optimiser import rate_factor, set_rates
 from headsmith.train.predict import walk
 from headsmith.train.recipe import TrainSection
+from headsmith.train.stages import stage
 from headsmith.train.unroll import TrainRow
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -60,14 +61,18 @@ class Unroll(nn.Module):
         self.loss = loss or LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
         self.autocasts = settings.precision == "bfloat16"
 
-    def forward(self, row: TrainRow, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, row: TrainRow, steps: int, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss sums with gradient [K]; counts [3, K]: right, right at all steps so far, covered;
-        and [2]: tokens and passes of decoding the answers with these drafts.
+        and [2]: tokens and passes of decoding the answers with these drafts. `weights` [K]: what
+        the loss sums will be weighed with, up to a factor.
         """
         device = self.target.device.type
+        kind = KINDS[self.head.kind]
+        known = {"weights": weights} if kind.unrolls else {}
         with torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext():
-            losses = KINDS[self.head.kind].losses
-            result = losses(self.head, self.target, row, steps, self.loss)
+            result = kind.losses(self.head, self.target, row, steps, self.loss, **known)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
         return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))
 
@@ -107,15 +112,17 @@ class Stepper:
         rate = set_rates(self.optimisers, settings, factor)
         rows = self.batches.step_rows(step)
         sums, walked = self._backward(rows, self._steps(step))
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
+        with stage("optimiser"):
+            norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
         if not math.isfinite(norm):
             raise HeadsmithError(
                 f"the gradient of step {step + 1} is {norm}; lower train.learning_rate "
                 "and continue from the last checkpoint with --resume"
             )
-        for optimiser in self.optimisers:
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        with stage("optimiser"):
+            for optimiser in self.optimisers:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
         stops = sums.new_tensor([stop == number for number in SIGNALS])
         # One exchange for all: ranks must agree on when to stop.
         everyone = self.accelerator.reduce(torch.cat([sums.flatten(), walked, stops]), "sum")
@@ -145,9 +152,12 @@ class Stepper:
         for turn, (row, weight) in enumerate(mine, start=1):
             last = turn == len(mine)
             with nullcontext() if last else accelerator.no_sync(self.model):
-                losses, counts, walked = self.model(self.features.row(row), steps)
+                with stage("data"):
+                    prepared = self.features.row(row)
+                losses, counts, walked = self.model(prepared, steps, scale)
                 self._refuse_bad_loss(losses, row)
-                accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
+                with stage("loss backward"):
+                    accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
             sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
             decoded += weight * walked.double()
         return sums.to(accelerator.device), decoded.to(accelerator.device)

@@ -10,7 +10,6 @@ Shapes: T tokens of a packed row, n_k loss rows of step k, m taps, H width, h he
 heads, d head size.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,10 @@ from headsmith.data.pack import Row
 from headsmith.data.states import States, read_tokens, states_of
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
-from headsmith.train.loss import LossSettings, step_loss
+from headsmith.train.kernels.distil import Teacher, distil
+from headsmith.train.kernels.unroll_attention import unroll_attention
+from headsmith.train.loss import LossSettings
+from headsmith.train.stages import backward_from, stage
 
 
 def loss_rows(row: Row, steps: int) -> list[Tensor]:
@@ -142,51 +144,6 @@ def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Itera
         yield g
 
 
-def unroll_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    own: list[tuple[Tensor, Tensor]],
-    rows: Tensor,
-    lengths: list[int],
-    window: int | None = None,
-) -> Tensor:
-    """Attention of one unroll step: step-0 keys of the document up to the row, and the row's own
-    later keys.
-
-    query [h, n, d] of the rows `rows` [n]; keys, values [g, T, d] of step 0; own: k pairs [g, n,
-    d], of steps 1..k. Returns [h, n, d]. The softmax runs in float32 over [T_document + k] columns.
-    """
-    groups = query.shape[0] // keys.shape[0]
-    scale = 1 / math.sqrt(query.shape[-1])
-    keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
-    own = [(k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)) for k, v in own]
-    later = [(query * k).sum(-1, keepdim=True) for k, _ in own]
-    ends = torch.tensor(lengths, device=rows.device).cumsum(0)
-    cuts = torch.searchsorted(rows, ends).tolist()
-    outputs, start, first = [], 0, 0
-    for length, cut in zip(lengths, cuts, strict=True):
-        if cut > first:
-            # Rows behind the last loss row are seen by no one.
-            stop = int(rows[cut - 1]) + 1
-            scores = query[:, first:cut] @ keys[:, start:stop].transpose(1, 2)
-            own_rows, column = rows[first:cut, None], torch.arange(start, stop, device=rows.device)
-            hidden = column > own_rows
-            if window is not None:
-                # A step-k query stands k positions behind its row.
-                hidden |= own_rows + len(own) - column >= window
-            scores = scores.masked_fill(hidden, float("-inf"))
-            scores = torch.cat([scores, *(s[:, first:cut] for s in later)], -1) * scale
-            precision = torch.promote_types(scores.dtype, torch.float32)
-            weights = scores.softmax(-1, dtype=precision).to(values.dtype)
-            out = weights[..., : stop - start] @ values[:, start:stop]
-            for j, (_, v) in enumerate(own):
-                out = out + weights[..., stop - start + j, None] * v[:, first:cut]
-            outputs.append(out)
-        start, first = start + length, cut
-    return torch.cat(outputs, 1) if outputs else query.new_zeros(query.shape)
-
-
 @dataclass(slots=True)
 class UnrollResult:
     """Sums over the rows of one packed row, a value a step [K]. `loss_sums` has a gradient, the
@@ -212,17 +169,35 @@ def unroll_losses(
     row: TrainRow,
     steps: int,
     settings: LossSettings | None = None,
+    weights: Tensor | None = None,
 ) -> UnrollResult:
-    """Losses and counts of all steps over one packed row."""
-    settings = settings or LossSettings()
-    teacher = target.logits_of(row.last, head.draft_ids)
-    losses, rights = [], []
-    for k, g in enumerate(unroll(head, target, row, steps)):
-        slots = row.slot[row.rows[k] + 1 + k]
-        logits, covered = head.logits(g), row.covered[slots]
-        losses.append(step_loss(settings, logits, teacher[slots], row.logsumexp[slots], covered))
-        rights.append(head.draft_ids[logits.detach().argmax(-1)] == row.choice[slots])
-    return tally(row, torch.stack(losses), rights)
+    """Losses and counts of all steps over one packed row. `weights` [K]: what the steps will be
+    weighed with, if that is known (`headsmith.train.kernels.distil`).
+    """
+    outputs, following = [], unroll(head, target, row, steps)
+    for k in range(steps):
+        with stage(f"unroll step {k + 1}"):
+            outputs.append(next(following))
+        backward_from(outputs[k], f"backward step {k + 1}")
+    slots = [row.slot[row.rows[k] + 1 + k] for k in range(steps)]
+    with stage("loss"):
+        teacher = Teacher(
+            row.last,
+            target.head_weight,
+            head.draft_ids,
+            target.after_head,
+            row.logsumexp,
+            row.covered,
+        )
+        states = [head.norm(g) for g in outputs]
+        losses, drafted = distil(
+            states, head.lm_head.weight, teacher, slots, settings or LossSettings(), weights
+        )
+        rights = [
+            head.draft_ids[column] == row.choice[slot]
+            for column, slot in zip(drafted, slots, strict=True)
+        ]
+        return tally(row, losses, rights)
 
 
 def tally(row: TrainRow, loss_sums: Tensor, rights: Sequence[Tensor]) -> UnrollResult:

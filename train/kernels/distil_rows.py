@@ -1,0 +1,139 @@
+"""One chunk of logits against one chunk of the teacher's: statistics, loss and gradient of its rows
+(spec/eagle.md 3.3), and the plain reference.
+
+Shapes: m rows, u teacher rows, C columns of the chunk (draft ids first .. first + C).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from headsmith.inference.kernels import use_kernels
+from headsmith.models.linear import at_least_float32
+from headsmith.train.loss import LossSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a visit of a chunk does. The sums need the statistics of all chunks, and the gradient
+    of loss `lk` needs the sums of all.
+    """
+
+    statistics: bool = False
+    sums: bool = False
+    gradient: bool = False
+
+
+@dataclass(slots=True)
+class Rows:
+    """What is known of m rows; every tensor [m], float32 (float64 where the logits are).
+
+    Given: `full` log-sum-exp of the target over its whole vocabulary, `covered` 1 where its first
+    choice can be drafted and else 0, `scale` what the row's loss counts in the gradient.
+    Statistics: `lse` and `teacher_lse` over the draft ids, `best` logit, `choice` int64 its column.
+    Sums: `kl`, and for lk `alpha` = sum of min(p, q) and `below` = the sum of q where it is below
+    p, p not renormalised over the draft ids.
+    """
+
+    full: Tensor
+    covered: Tensor
+    scale: Tensor
+    lse: Tensor
+    teacher_lse: Tensor
+    best: Tensor
+    choice: Tensor
+    kl: Tensor
+    alpha: Tensor
+    below: Tensor
+
+    @classmethod
+    def begin(cls, full: Tensor, covered: Tensor, scale: Tensor) -> Rows:
+        """Rows of which nothing is known yet."""
+        low, zero = torch.full_like(full, -torch.inf), torch.zeros_like(full)
+        choice = torch.zeros_like(full, dtype=torch.int64)
+        sums = (zero, zero.clone(), zero.clone())
+        return cls(full, covered, scale, low, low.clone(), low.clone(), choice, *sums)
+
+    def part(self, rows: slice) -> Rows:
+        """Some of the rows, as views."""
+        return Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def weight(self, loss: LossSettings) -> Tensor:
+        """What the KL counts in a row's loss; see `losses`."""
+        if loss.name == "kl":
+            return self.covered
+        return loss.kl_scale * torch.exp(-loss.kl_decay * self.alpha) * self.covered
+
+    def losses(self, loss: LossSettings) -> Tensor:
+        """The loss of each row, as `headsmith.train.loss.step_loss` defines it."""
+        weight = self.weight(loss)
+        if loss.name == "kl":
+            # Not a product: a KL that is infinite must not count where it is not trained.
+            return self.kl.masked_fill(weight == 0, 0.0)
+        return weight * self.kl + (1 - weight) * (1 - self.alpha)
+
+
+def visit(
+    logits: Tensor,
+    teacher: Tensor,
+    slots: Tensor,
+    rows: Rows,
+    first: int,
+    loss: LossSettings,
+    parts: Parts,
+) -> Tensor:
+    """Take a chunk into `rows`, in place; with `parts.gradient` return the gradient by the logits.
+
+    logits [m, C], which are overwritten; teacher [u, C] the target's logits of the same ids; slots
+    int64 [m] the teacher's row of each row; `first` the draft id of the first column.
+    """
+    if use_kernels(logits.device):
+        from headsmith.train.kernels.distil_rows_triton import launch
+
+        return launch(logits, teacher, slots, rows, first, loss, parts)
+    return reference(logits, teacher, slots, rows, first, loss, parts)
+
+
+def reference(
+    logits: Tensor,
+    teacher: Tensor,
+    slots: Tensor,
+    rows: Rows,
+    first: int,
+    loss: LossSettings,
+    parts: Parts,
+) -> Tensor:
+    """The same in plain PyTorch."""
+    logits, teacher = at_least_float32(logits), at_least_float32(teacher)
+    if parts.statistics:
+        torch.logaddexp(rows.lse, logits.logsumexp(-1), out=rows.lse)
+        found = teacher.logsumexp(-1)[slots]
+        torch.logaddexp(rows.teacher_lse, found, out=rows.teacher_lse)
+        top, column = logits.max(-1)
+        rows.choice.copy_(torch.where(top > rows.best, column + first, rows.choice))
+        torch.maximum(rows.best, top, out=rows.best)
+    if not (parts.sums or parts.gradient):
+        return logits
+    log_q = logits.sub_(rows.lse[:, None])
+    log_p = teacher[slots].sub_(rows.teacher_lse[:, None])
+    p = log_p.exp()
+    if parts.sums:
+        rows.kl += torch.einsum("rc,rc->r", p, log_p.sub_(log_q))
+    del log_p
+    q = log_q.exp_()
+    if loss.name == "kl":
+        return q.sub_(p).mul_((rows.covered * rows.scale)[:, None]) if parts.gradient else q
+    likely = p * (rows.teacher_lse - rows.full).exp()[:, None]
+    under = q < likely
+    if parts.sums:
+        rows.alpha += torch.minimum(q, likely).sum(-1)
+        rows.below += (q * under).sum(-1)
+    if parts.gradient:
+        weight = rows.weight(loss)[:, None]
+        # alpha grows with the logits whose q is below p, at the cost of all others.
+        grows = q * (under.to(q.dtype) - rows.below[:, None])
+        return (weight * (q - p) - (1 - weight) * grows) * rows.scale[:, None]
+    return q
