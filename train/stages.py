@@ -19,6 +19,16 @@ from torch import Tensor
 # The step whose bytes are watched, from 0; the one before it has made what stays.
 WATCHED = 1
 OTHER = "other"
+_ORDER = (
+    "data",
+    "target",
+    "unroll step",
+    "loss",
+    "loss backward",
+    "backward step",
+    "optimiser",
+    OTHER,
+)
 
 
 class Stages:
@@ -70,8 +80,10 @@ class Stages:
         self.steps += 1
 
     def table(self) -> str:
-        """A line a stage, in the order in which they first came."""
-        names = [name for name in self.seconds if name != OTHER] + [OTHER]
+        """A line a stage, in the order of a step."""
+        names = sorted(
+            self.seconds, key=lambda name: (_ORDER.index(name.rstrip(" 0123456789")), name)
+        )
         total = sum(self.seconds.values()) or 1.0
         lines = [f"{'stage':<18}{'s/step':>10}{'share':>8}{'MiB':>10}"]
         for name in names:

@@ -71,7 +71,8 @@ class Unroll(nn.Module):
         device = self.target.device.type
         kind = KINDS[self.head.kind]
         known = {"weights": weights} if kind.unrolls else {}
-        with torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext():
+        precision = torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext()
+        with precision, stage("loss"):
             result = kind.losses(self.head, self.target, row, steps, self.loss, **known)
         counts = torch.stack([result.correct, result.joint_correct, result.covered])
         return result.loss_sums, counts, torch.tensor(walk(row.rows[0], result.run))

@@ -180,24 +180,23 @@ def unroll_losses(
             outputs.append(next(following))
         backward_from(outputs[k], f"backward step {k + 1}")
     slots = [row.slot[row.rows[k] + 1 + k] for k in range(steps)]
-    with stage("loss"):
-        teacher = Teacher(
-            row.last,
-            target.head_weight,
-            head.draft_ids,
-            target.after_head,
-            row.logsumexp,
-            row.covered,
-        )
-        states = [head.norm(g) for g in outputs]
-        losses, drafted = distil(
-            states, head.lm_head.weight, teacher, slots, settings or LossSettings(), weights
-        )
-        rights = [
-            head.draft_ids[column] == row.choice[slot]
-            for column, slot in zip(drafted, slots, strict=True)
-        ]
-        return tally(row, losses, rights)
+    teacher = Teacher(
+        row.last,
+        target.head_weight,
+        head.draft_ids,
+        target.after_head,
+        row.logsumexp,
+        row.covered,
+    )
+    states = [head.norm(g) for g in outputs]
+    losses, drafted = distil(
+        states, head.lm_head.weight, teacher, slots, settings or LossSettings(), weights
+    )
+    rights = [
+        head.draft_ids[column] == row.choice[slot]
+        for column, slot in zip(drafted, slots, strict=True)
+    ]
+    return tally(row, losses, rights)
 
 
 def tally(row: TrainRow, loss_sums: Tensor, rights: Sequence[Tensor]) -> UnrollResult:
