@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Before torch is imported. Tests are many small operations, which more threads only slow down.
@@ -119,3 +121,21 @@ def tiny_target_dir(tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactor
     model.save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def mutant(tmp_path: Path) -> Callable[[ModuleType, str, str], ModuleType]:
+    """mutant(module, old, new): the module with one piece of its source replaced."""
+
+    def make(module: ModuleType, old: str, new: str) -> ModuleType:
+        source = Path(module.__file__ or "").read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+        path = tmp_path / "mutant.py"
+        path.write_text(source.replace(old, new), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("mutant", path)
+        assert spec is not None and spec.loader is not None
+        wrong = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(wrong)
+        return wrong
+
+    return make

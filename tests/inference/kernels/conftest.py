@@ -1,11 +1,8 @@
-"""Kernels under Triton's interpreter: memory that nobody wrote is NaN, and wrong variants."""
+"""Kernels under Triton's interpreter: memory that nobody wrote is NaN."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,24 +29,6 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return made.fill_(float("nan") if made.is_floating_point() else 2**30)
 
     monkeypatch.setattr(torch, "empty", poisoned)
-
-
-@pytest.fixture
-def mutant(tmp_path: Path) -> Callable[[ModuleType, str, str], ModuleType]:
-    """mutant(module, old, new): the module with one piece of its source replaced."""
-
-    def make(module: ModuleType, old: str, new: str) -> ModuleType:
-        source = Path(module.__file__ or "").read_text(encoding="utf-8")
-        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
-        path = tmp_path / "mutant.py"
-        path.write_text(source.replace(old, new), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location("mutant", path)
-        assert spec is not None and spec.loader is not None
-        wrong = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(wrong)
-        return wrong
-
-    return make
 
 
 def rms(x: Tensor) -> float:
