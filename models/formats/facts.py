@@ -7,24 +7,14 @@ from typing import Any
 
 from headsmith.errors import HeadsmithError
 from headsmith.files import weights_sha256
+from headsmith.models.formats.engine_options import (
+    DEFAULT_DEPTH,
+    DEFAULT_DRAFT,
+    Shape,
+    parse_numbers,
+)
 from headsmith.models.provenance import read_provenance
 from headsmith.models.results import read_result
-
-# What is written where nothing was measured.
-DEFAULT_DRAFT = "chain:3"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How deep a draft goes, how wide its levels are, and how many drafts it has."""
-
-    depth: int
-    topk: int
-    nodes: int
-
-    @property
-    def is_chain(self) -> bool:
-        return self.topk == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +33,7 @@ class Facts:
     architectures: tuple[str, ...] = ()
     max_context: int | None = None
     draft: str = DEFAULT_DRAFT
-    shape: Shape = Shape(3, 1, 3)
+    shape: Shape = Shape.chain(DEFAULT_DEPTH)
     paths: tuple[tuple[int, ...], ...] = ()
     tau: float | None = None
     measured: str | None = None
@@ -79,17 +69,10 @@ def read_facts(
 
 def with_draft(facts: Facts, head: Path, draft: str) -> Facts:
     """The facts with a draft shape, as `headsmith eval --draft` spells it."""
-    kind, _, rest = draft.partition(":")
-    try:
-        numbers = [int(part) for part in rest.split(",")] if rest else []
-        if kind == "chain" and len(numbers) == 1:
-            return replace(facts, draft=draft, shape=Shape(numbers[0], 1, numbers[0]), paths=())
-        if kind == "tree" and len(numbers) == 3:
-            nodes, topk, depth = numbers
-            return replace(facts, draft=draft, shape=Shape(depth, topk, nodes), paths=())
-    except ValueError as error:
-        raise HeadsmithError(f"the measured draft {draft!r} is no shape that is known") from error
-    if kind in ("stored", "medusa"):
+    shape = parse_numbers(draft)
+    if shape is not None:
+        return replace(facts, draft=draft, shape=shape, paths=())
+    if draft.partition(":")[0] in ("stored", "medusa"):
         return _with_tree(facts, head, draft)
     raise HeadsmithError(f"the measured draft {draft!r} is no shape that an engine can be told")
 

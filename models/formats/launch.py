@@ -8,6 +8,7 @@ import yaml
 
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.formats.describe import ENGINES
+from headsmith.models.formats.engine_options import sglang_options, vllm_config
 from headsmith.models.formats.facts import Facts
 from headsmith.models.formats.fit import traits
 from headsmith.models.medusa_files import MedusaConfig
@@ -143,12 +144,7 @@ def _vllm(name: str, config: Config, facts: Facts, place: str) -> dict[str, str]
     if not facts.shape.is_chain:
         notes.append("a tree was measured and vLLM drafts none: expect a lower tau than below")
     notes = _notes(config, facts, *notes)
-    speculative = {
-        "method": method,
-        "model": place,
-        "num_speculative_tokens": depth,
-        "draft_tensor_parallel_size": 1,
-    }
+    speculative = vllm_config(method, place, depth)
     inline = json.dumps(speculative | {"model": "$HEAD"}).replace('"', '\\"')
     words = [
         "exec python -m vllm.entrypoints.openai.api_server",
@@ -176,11 +172,7 @@ def _sglang(name: str, config: Config, facts: Facts, place: str) -> dict[str, st
     words = [
         "exec python -m sglang.launch_server",
         '--model-path "$TARGET"',
-        "--speculative-algorithm EAGLE3",
-        '--speculative-draft-model-path "$HEAD"',
-        f"--speculative-num-steps {shape.depth}",
-        f"--speculative-eagle-topk {shape.topk}",
-        f"--speculative-num-draft-tokens {shape.nodes + 1}",
+        *sglang_options('"$HEAD"', shape),
         "--tp 1",
     ]
     notes = [

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from headsmith.cli import cli, run
 from headsmith.errors import HeadsmithError
+from headsmith.models.formats.engine_options import Shape
 from headsmith.models.hub.client import Repo, is_repo, parse_repo
-from headsmith.models.hub.launch import Shape, snippets
+from headsmith.models.hub.launch import shape_of, snippets
 from headsmith.models.hub.release import Release, ReleaseSettings, prepare
 from headsmith.models.medusa import MedusaHead
 from headsmith.models.target import Target
@@ -165,15 +166,15 @@ def test_medusa(make: Make, target: Target, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draft", "most", "shape"),
     [
-        ("chain:5", None, Shape(5)),
-        ("chain:5", 3, Shape(3)),
+        ("chain:5", None, Shape.chain(5)),
+        ("chain:5", 3, Shape.chain(3)),
         ("tree:12,3,4", None, Shape(4, 3, 12)),
-        ("stored", 3, Shape(3)),
-        (None, None, Shape(3)),
+        ("stored", 3, Shape.chain(3)),
+        (None, None, Shape.chain(3)),
     ],
 )
 def test_shapes(draft: str | None, most: int | None, shape: Shape) -> None:
-    assert Shape.parse(draft, most) == shape
+    assert shape_of(draft, most) == shape
 
 
 def test_snippets_draft_as_it_was_measured() -> None:
