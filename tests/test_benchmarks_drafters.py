@@ -120,3 +120,38 @@ def test_edits_are_measured(
         assert row["equality"]["fails"] == 0
         assert row["metrics"]["nodes_per_token"] > 0
     assert "30 %" in said.output
+
+
+@pytest.mark.slow
+def test_every_drafter_gives_the_plain_text(
+    script: Script, asked: str, tiny_target_dir: Path, tmp_path: Path
+) -> None:
+    target = Target.load(tiny_target_dir)
+    Eagle3Head.for_target(target, torch.arange(target.vocab_size)).save(tmp_path / "head")
+    names = [f"{tmp_path / 'head'}=chain:3", "ngram=chain:2", "lookahead:3,3,2", "cut:2=chain:2"]
+    arguments = [*names, "text=chain:4", f"--target={tiny_target_dir}", asked, "--batch=1,2"]
+    out = tmp_path / "coupled.json"
+    arguments += ["--temperature=0,0.7", "--max-new-tokens=6", f"--json={out}"]
+    said = CliRunner().invoke(script("coupled").main, arguments)
+    assert said.exit_code == 0, said.output
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 2 * 2 * len([*names, "text"])
+    assert all(row["same"] == row["requests"] == 3 and row["fails"] == 0 for row in rows)
+    assert {row["drafter"] for row in rows} >= {"ngram", "lookahead:3,3,2", "cut:2", "text"}
+    given = next(row for row in rows if row["drafter"] == "text" and row["temperature"] == 0.7)
+    assert given["tau"] > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("none", "names no drafter"), ("HEAD", "give the head")]
+)
+def test_a_coupled_run_of_nothing(
+    name: str,
+    said: str,
+    script: Script,
+    tiny_target_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = name.replace("HEAD", str(tiny_target_dir))
+    assert run(script("coupled").main, [name, f"--target={tiny_target_dir}"]) == 2
+    assert said in capsys.readouterr().err
