@@ -13,6 +13,8 @@ PROMPTS ?= default:20
 NEW_TOKENS ?= 64
 # accelerate launch would give one process on a machine without GPU a single thread.
 THREADS ?= $(or $(OMP_NUM_THREADS),$(shell getconf _NPROCESSORS_ONLN))
+# Tests are small: a process a core, of one thread each, is twice as fast as one process. 0: none but its own.
+WORKERS ?= logical
 
 BIN := $(VENV)/bin
 # Byte code is made on first import, for what is imported: that is a fraction of what is installed.
@@ -57,10 +59,10 @@ quickstart: train ## Install, train a head on a real model and measure it
 		--out $(RUN)/eval --json $(RUN)/result.json
 
 test: dev ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
 test-all: dev target ## Run the tests with the real target and with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --cov --cov-report=term
 
 # vLLM pins a torch of its own, so it gets an environment of its own. Three packages that come with
 # it are built for CUDA and break a CPU machine.
