@@ -264,7 +264,8 @@ def _difference(old: Mapping[str, Any], recipe: Recipe) -> str:
     for section, new in recipe.model_dump(mode="json", exclude={"output"}).items():
         for key, value in new.items():
             before = old.get(section, {}).get(key)
-            if before != value and (section != "validation" or key == "holdout"):
+            decides = key == "holdout" if section == "validation" else key != "parallel"
+            if before != value and decides:
                 return f"{section}.{key} was {json.dumps(before)}, now {json.dumps(value)}"
     return "written by another version"
 

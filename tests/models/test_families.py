@@ -229,7 +229,7 @@ def test_a_target_without_its_blocks_is_the_same_target(case: Any) -> None:
     whole = case.target.model.state_dict()
     for name, tensor in ends.model.state_dict().items():
         assert torch.equal(tensor, whole[name]), name
-    # A matrix product's last bits depend on where its operands lie in memory, and these are two copies.
+    # A product's last bits depend on where its operands lie in memory, and these are two copies.
     last, ids = torch.randn(5, 32), some_ids(7)
     for name, of_ends, of_whole in (
         ("logits", ends.logits(last), case.target.logits(last)),
