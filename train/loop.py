@@ -192,10 +192,12 @@ class Trainer:
         if not self.requests or broadcast_object_list([done])[0]:
             return
         interrupt.deferred = False
-        with stepper.way.whole():
-            mine = self.requests[self.ranks.index :: self.ranks.count]
-            steps = answer(stepper.head, stepper.target, mine, self.recipe.validation)
-            self.ranks.meet()
+        head, target = stepper.head, stepper.target
+        if not stepper.way.runs_head:
+            head = load_head(self.run.checkpoint(self.step), target, device=target.device)
+        mine = self.requests[self.ranks.index :: self.ranks.count]
+        steps = answer(head, target, mine, self.recipe.validation)
+        self.ranks.meet()
         shares = gather_object([steps])
         if first:
             metrics = measured(shares, len(self.requests))

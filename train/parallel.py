@@ -28,9 +28,11 @@ class Parallel(Protocol):
     """A head in training, in one of the ways.
 
     model: called for every packed row. optimisers: their groups' rates may be set; `update` steps
-    them. All methods are called by all processes together.
+    them. runs_head: whether the head can decode as it lies. All methods are called by all processes
+    together.
     """
 
+    runs_head: bool
     model: nn.Module
     optimisers: list[Optimizer]
 
@@ -46,7 +48,7 @@ class Parallel(Protocol):
         """
 
     def whole(self) -> AbstractContextManager[None]:
-        """Within it the head's weights are whole tensors in every process, to be read."""
+        """Within it the head's weights are whole tensors in every process, to be saved."""
 
     def states(self) -> list[dict[str, Any]]:
         """State dicts of the optimisers as a single process has them, on the CPU."""
@@ -74,6 +76,8 @@ def make_parallel(
 
 class Replicated:
     """Every process holds all of the head; one process, or DDP."""
+
+    runs_head = True
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, *optimisers: Optimizer) -> None:
         self.accelerator, self.model, self.optimisers = accelerator, model, list(optimisers)

@@ -23,6 +23,8 @@ from headsmith.train.parallel import changed, check_single, step_all
 class Fsdp:
     """A head in equal shares, one a process; see `Parallel`."""
 
+    runs_head = False
+
     def __init__(
         self, device: torch.device, unroll: nn.Module, optimisers: list[Optimizer]
     ) -> None:

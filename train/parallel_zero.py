@@ -7,6 +7,7 @@ decays but hold one flat share each; the moments of a weight are cut out of thos
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,8 @@ from headsmith.train.parallel import MOMENTS, check_norm, check_single
 class Zero:
     """A head in shares of `stage` 2 or 3; see `Parallel`."""
 
+    runs_head = False
+
     def __init__(
         self,
         stage: int,
@@ -34,16 +37,18 @@ class Zero:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         import deepspeed
 
+        # On a CPU it would compile an exchange of its own on the spot; torch's does.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.stage, self.adam = stage, adam
         self.optimisers = optimisers
         self.groups = [list(group["params"]) for group in adam.param_groups]
         self.keys = [set(group) - {"params"} for group in adam.param_groups]
-        if stage == 3:
-            # Gathered once for a row, not for every one of the head's calls of each of its layers.
-            deepspeed.utils.set_z3_leaf_module(unroll, True)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         self.model, _, _, _ = deepspeed.initialize(
             model=unroll, optimizer=adam, config=_configuration(stage, clip)
         )
+        if stage == 3:
+            self._keep_whole_in_steps(unroll)
         self._make_moments()
 
     @property
@@ -70,7 +75,7 @@ class Zero:
         if self.stage == 2:
             yield
             return
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters(list(self.model.module.parameters())):
             yield
@@ -101,6 +106,17 @@ class Zero:
                 self._set_moment(weight, key, saved["state"][index][key])
         for state in self.adam.state.values():
             state["step"].fill_(float(saved["state"][0]["step"]))
+
+    def _keep_whole_in_steps(self, unroll: nn.Module) -> None:
+        """Gather all weights when a step's first row begins and free them with the step: the head
+        calls each of its layers several times a row, and DeepSpeed would free a weight after one
+        call and miss it in the backward of another.
+        """
+        from deepspeed.runtime.zero import register_external_parameter
+
+        for weight in unroll.parameters():
+            register_external_parameter(unroll, weight)
+            weight.is_external_param = True
 
     def _make_moments(self) -> None:
         """Zero moments for the flat shares, as AdamW's first step would make them: DeepSpeed knows
