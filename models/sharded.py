@@ -64,8 +64,11 @@ def load_sharded(
             _receive(module, device)
     model.tie_weights()
     ends = {weight for weight in decoder.parameters() if not hasattr(weight, "placements")}
-    # A root over all blocks, which then fetch the next one's weights while one runs.
+    # A root over all blocks, which then fetch the next one's weights while one runs. transformers
+    # knows by the very class what a model can give back.
+    kind = type(decoder)
     fully_shard(decoder, mesh=mesh, ignored_params=ends)
+    decoder.__class__ = kind
     return model, tokenizer, Shares(group, device)
 
 

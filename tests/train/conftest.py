@@ -80,8 +80,15 @@ class Training:
 
     module, command = "cli", "train"
     context = multiprocessing.get_context("forkserver")
+    # The last one, where it is installed, imports torch's compiler: ten seconds for each process.
     context.set_forkserver_preload(
-        ["headsmith.train.loop", "headsmith.inference.engine", "datasets"]
+        [
+            "headsmith.train.loop",
+            "headsmith.inference.engine",
+            "datasets",
+            "torch.distributed.fsdp",
+            "deepspeed.runtime.zero.muon.original_muon",
+        ]
     )
 
     def __init__(self, log: Path, *arguments: str | Path, **environment: str) -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 STEPS = 20
 RUN = (f"train.max_steps={STEPS}", "train.epochs=9", "output.save_every=5")
 RUN = (*RUN, "output.keep_checkpoints=9", "validation.limit=3", "validation.max_new_tokens=4")
+MEDUSA = ("head.kind=medusa", "head.num_heads=3", "head.lm_head=truncated")
 WAYS: dict[str, dict[str, str]] = {
     "ddp": {},
     "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
@@ -172,7 +173,7 @@ def test_the_fault_of_one_process_is_told_by_the_other(
     assert "process 0 of this run ended" in said and "was not written by headsmith" in said
 
 
-@pytest.mark.parametrize("more", [(), ("head.kind=medusa", "head.num_heads=3"), ("memory",)])
+@pytest.mark.parametrize("more", [(), MEDUSA, ("data.keep_features=memory",)])
 def test_a_target_in_shares_gives_the_same_run(
     more: tuple[str, ...],
     recipe_file: Path,
@@ -181,10 +182,9 @@ def test_a_target_in_shares_gives_the_same_run(
     group: Any,
     metrics: Any,
 ) -> None:
-    """Validation too, of three prompts, so that one of the two has none left at the end; so it is
-    with rows that one of them keeps in memory.
+    """Validation too, of three prompts, of which one process has the fewer; with rows in memory the
+    one has nothing to run where the other has.
     """
-    more = ("data.keep_features=memory",) if more == ("memory",) else more
     run = (recipe_file, *more, "train.max_steps=6", "train.epochs=4", "data.max_rows=20")
     run = (*run, "validation.limit=3", "output.save_every=3", "validation.max_new_tokens=6")
     training(tmp_path / "log", *run, f"output.dir={tmp_path / 'one'}").finish()
