@@ -172,7 +172,7 @@ def _explicit_rows(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Rows [h, m, d] with keys and values [h, P + n, d]; the mask bool [m, P + n] of what is seen."""
+    """Rows [h, m, d] with keys and values [h, P + n, d]; mask bool [m, P + n] of what is seen."""
     heads, n, d = query.shape
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ keys.transpose(1, 2)).to(precision)
