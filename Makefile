@@ -38,7 +38,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "headsmith: installing into $(VENV) with the tools (a few minutes) ..."
-	$(INSTALL) -e '.[dev,trackers,report,metrics]'
+	$(INSTALL) -e '.[dev,trackers,report,metrics,deepspeed]'
 	@touch $(VENV)/.core $@
 
 venv: $(VENV)/.core ## Virtual environment with the package

@@ -19,9 +19,9 @@ from headsmith.inference.context import bring_to
 from headsmith.inference.counters import served
 from headsmith.inference.gate import Bound, check_names, judge, load_gate
 from headsmith.inference.measure import Progress, Session
-from headsmith.inference.metrics import Metrics, summarise
+from headsmith.inference.metrics import Metrics, as_steps, summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts, prompts_sha256
-from headsmith.inference.records import Request
+from headsmith.inference.records import Request, Steps
 from headsmith.inference.result import build_result, write_results
 from headsmith.inference.resume import Journal, settings_key
 from headsmith.inference.settings import EvalSettings
@@ -35,6 +35,7 @@ __all__ = [
     "EvalSettings",
     "evaluate",
     "load_session",
+    "quick_steps",
     "quick_tau",
     "raise_if_unequal",
     "run_session",
@@ -135,6 +136,24 @@ def _run(session: Session) -> None:
         session.warnings.append(journal.note)
 
 
+def quick_steps(
+    target: Target,
+    head: Head,
+    requests: Sequence[Request],
+    shape: Draft,
+    max_new_tokens: int,
+    *,
+    batch: int = 8,
+) -> list[Steps]:
+    """The counts of one greedy pass over `requests`, without baseline or equality."""
+    from headsmith.inference.engine import Decoder
+    from headsmith.inference.make_drafter import make_drafter
+
+    drafter = make_drafter(head, target, shape)
+    decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
+    return as_steps(decoder.generate(requests)[0])
+
+
 def quick_tau(
     target: Target,
     head: Head,
@@ -145,14 +164,9 @@ def quick_tau(
     batch: int = 8,
     seed: int = 0,
 ) -> Metrics:
-    """METRICS of one greedy pass over `requests`, without baseline or equality; for the trainer."""
-    from headsmith.inference.engine import Decoder
-    from headsmith.inference.make_drafter import make_drafter
-
-    drafter = make_drafter(head, target, shape)
-    decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
-    responses, _ = decoder.generate(requests)
-    return summarise(responses, seed=seed)
+    """METRICS of `quick_steps`."""
+    steps = quick_steps(target, head, requests, shape, max_new_tokens, batch=batch)
+    return summarise(steps, seed=seed)
 
 
 def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:

@@ -24,6 +24,8 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.spans import KeyValueStore, Masks, Span, Stack
 
 NAME = "headsmith"
+# Scores [h, rows, keys] that exist at a time where they are written out: 256 MiB in float32.
+SCORES = 1 << 26
 
 
 def ragged_attention(
@@ -143,17 +145,40 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Scores written out, for what scaled_dot_product_attention cannot do."""
-    heads, n, d = query.shape
+    """Scores written out, for what scaled_dot_product_attention cannot do; so many rows at a time
+    that a long document does not need the square of its length.
+    """
+    heads, n, _ = query.shape
     groups = heads // keys.shape[0]
     keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    column = torch.arange(keys.shape[1], device=query.device)
+    size = max(1, SCORES // (heads * len(column)))
+    outputs = []
+    for begin in range(0, n, size):
+        rows = slice(begin, min(begin + size, n))
+        seen = mask[rows] if mask is not None else None
+        if mask is None and n > 1:
+            seen = column <= column[rows, None]
+        outputs.append(_explicit_rows(query[:, rows], keys, values, seen, scale, softcap, sinks))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _explicit_rows(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Rows [h, m, d] with keys and values [h, P + n, d]; mask bool [m, P + n] of what is seen."""
+    heads, n, d = query.shape
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ keys.transpose(1, 2)).to(precision)
     scores = scores * (d**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if mask is None:
-        mask = torch.ones(n, n, dtype=torch.bool, device=query.device).tril() if n > 1 else None
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:

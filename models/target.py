@@ -6,12 +6,11 @@ documents, ragged requests and draft trees need no padding. Taps are numbered as
 1.1: tap i is the residual stream before block i, 0..L.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,11 @@ from headsmith.models import attention, identity, loading
 from headsmith.models.linear import at_least_float32, pack_linears
 from headsmith.models.prefix import Features, Prefix, behind, join
 from headsmith.models.spans import KeyValueStore, Span, positions_of
+from headsmith.models.tapping import tapping
 from headsmith.models.target_check import check_target
+
+if TYPE_CHECKING:
+    from headsmith.models.sharded import Shares
 
 
 @dataclass
@@ -30,7 +33,8 @@ class Target:
     """A frozen causal language model, its tokenizer, and where they came from.
 
     One that is not `whole` was loaded without its blocks: it embeds and makes logits, and what runs
-    it fails.
+    it fails. One with `shares` has its blocks in shares over several processes
+    (models/sharded.py), each of which calls `settle` after the passes that it has.
     """
 
     model: PreTrainedModel
@@ -38,6 +42,7 @@ class Target:
     path: str = ""
     revision: str | None = None
     whole: bool = True
+    shares: "Shares | None" = None
     head_weight: Tensor = field(init=False, repr=False)
     _prefix: Prefix | None = field(default=None, init=False, repr=False)
 
@@ -53,7 +58,8 @@ class Target:
         if self.whole:
             self._blocks = loading.find_blocks(self.decoder, self.num_layers)
             self.check()
-            pack_linears(self.model)
+            if self.shares is None:
+                pack_linears(self.model)
 
     @classmethod
     def load(
@@ -64,14 +70,22 @@ class Target:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         blocks: bool = True,
+        sharded: bool = False,
     ) -> "Target":
         """Load a local folder, a GGUF file, the embedded default's name, or a Hub id, and check it.
-        `blocks` False leaves them out where the architecture allows that.
+        `blocks` False leaves them out where the architecture allows that; `sharded` lays them in
+        shares over the processes of this machine, all of which must call this.
 
         Raises HeadsmithError when there is no model there, or when the target's own head on its own
         last state does not reproduce its logits.
         """
         found = None if blocks else loading.load_ends(str(path), revision, dtype)
+        if sharded and found is None:
+            from headsmith.models.sharded import load_sharded
+
+            place = torch.device(device)
+            model, tokenizer, shares = load_sharded(str(path), revision, dtype, place)
+            return cls(model, tokenizer, str(path), revision, shares=shares)
         model, tokenizer = found or loading.load_model(str(path), revision, dtype)
         return cls(model.to(device), tokenizer, str(path), revision, whole=found is None)
 
@@ -208,8 +222,25 @@ class Target:
         head.
         """
         assert self.whole, "a target without its blocks computes no states"
+        if self.shares is not None:
+            self.shares.join(True)
+        return self._run(ids, spans, cache, taps)
+
+    def settle(self) -> None:
+        """Of a target in shares: run along with the other processes until none has a pass left."""
+        while self.shares is not None and self.shares.join(False):
+            with torch.inference_mode():
+                self._run(torch.zeros(1, dtype=torch.int64, device=self.device), [Span(1)])
+
+    def _run(
+        self,
+        ids: Tensor,
+        spans: Sequence[Span],
+        cache: KeyValueStore | None = None,
+        taps: Sequence[int] = (),
+    ) -> Features:
         positions = positions_of(spans, ids.device)
-        with attention.attending(spans, cache), self._tapping(taps) as seen:
+        with attention.attending(spans, cache), tapping(self._blocks, taps, self.path) as seen:
             output = self.decoder(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False
             )
@@ -242,41 +273,6 @@ class Target:
         return Features(
             joined(self._prefix.states.taps, own.taps), joined(self._prefix.states.last, own.last)
         )
-
-    @contextmanager
-    def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Within this block the passes of the decoder leave their residual stream [T, H] before
-        block i.
-        """
-        seen: dict[int, Tensor] = {}
-
-        def before(index: int) -> Any:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                seen[index] = (args[0] if args else kwargs["hidden_states"])[0]
-
-            return hook
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            seen[self.num_layers] = (output[0] if isinstance(output, tuple) else output)[0]
-
-        outside = [tap for tap in taps if not 0 <= tap <= self.num_layers]
-        if outside:
-            raise HeadsmithError(
-                f"tap {outside[0]} is outside 0..{self.num_layers} of the target {self.path}"
-            )
-        handles = []
-        for tap in taps:
-            if tap == self.num_layers:
-                handles.append(self._blocks[-1].register_forward_hook(after))
-            else:
-                handles.append(
-                    self._blocks[tap].register_forward_pre_hook(before(tap), with_kwargs=True)
-                )
-        try:
-            yield seen
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def check(self) -> None:
         """The target must agree with itself, or HeadsmithError says what differs."""

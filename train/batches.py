@@ -110,12 +110,24 @@ def make_batches(dataset: Any, recipe: Recipe) -> Batches:
     )
 
 
-def share(rows: Sequence[int], rank: int, world: int) -> list[tuple[int, float]]:
-    """The (row, weight) pairs that one rank computes of a step's rows.
+def share(
+    rows: Sequence[int], rank: int, world: int, tokens: Sequence[int]
+) -> list[tuple[int, float]]:
+    """The (row, weight) pairs that one rank computes of a step's rows; tokens[r]: length of row r.
 
-    Every rank gets equally many, since all must join each gradient exchange; a rank that has none
-    left repeats a row at weight zero.
+    Every rank gets equally many rows, since all must join each gradient exchange, and as nearly
+    equally many tokens as that allows. Where the rows do not suffice, the shortest is computed
+    again at weight zero.
     """
     turns = -(-len(rows) // world)
-    mine = [(row, 1.0) for row in rows[rank::world]]
-    return mine + [(rows[0], 0.0)] * (turns - len(mine))
+    places: list[list[int]] = [[] for _ in range(world)]
+    held = [0] * world
+    # Longest first, each to the rank with the fewest tokens that has a turn left.
+    for row in sorted(rows, key=lambda row: (-tokens[row], row)):
+        free = [r for r in range(world) if len(places[r]) < turns]
+        least = min(free, key=lambda r: (held[r], r))
+        places[least].append(row)
+        held[least] += tokens[row]
+    shortest = min(rows, key=lambda row: (tokens[row], row))
+    mine = [(row, 1.0) for row in rows if row in places[rank]]
+    return mine + [(shortest, 0.0)] * (turns - len(mine))

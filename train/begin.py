@@ -32,15 +32,18 @@ def begin(
     head, batches = features.head, features.batches
     if section.init_from is not None or not isinstance(head, Eagle3Head):
         return
+    features.wait_for(batches.order(0)[:1].tolist())
     first = features.row(int(batches.order(0)[0]))
+    features.target.settle()
     sizes = balance_taps(head, first.taps)
     if not is_fitted(head, section):
         return
     rows = fitted_rows(section, head, batches)
     found = int(batches.counts[rows, 0].sum())
+    features.wait_for(rows)
     say(f"head: begins as the best linear guess over {found} rows of {len(rows)} packed ones")
     fit = LinearFit(head, features.target, sizes)
-    mine = share(rows, accelerator.process_index, accelerator.num_processes)
+    mine = share(rows, accelerator.process_index, accelerator.num_processes, batches.tokens)
     with Report(len(mine), 0, quiet=not accelerator.is_main_process) as report:
         for done, (index, weight) in enumerate(mine, 1):
             if weight:
@@ -49,6 +52,7 @@ def begin(
                 fit.add(
                     row.taps[here], row.ids[here], row.ids[here + 1], row.last[row.slot[here + 1]]
                 )
+            features.target.settle()
             report.show(done, "fit")
     for total in fit.moments.tensors:
         total.copy_(accelerator.reduce(total, "sum"))

@@ -31,8 +31,10 @@ from headsmith.models.target import Target
 from headsmith.train.batches import Batches
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.features import Computed, check_finite
-from headsmith.train.parts import PATIENCE, describe, load_target
+from headsmith.train.launch import take_launch
+from headsmith.train.parts import describe, load_target
 from headsmith.train.progress import Report
+from headsmith.train.ranks import LIMIT, together
 from headsmith.train.recipe import Recipe
 from headsmith.train.stored import about_store, taps_of
 
@@ -56,13 +58,13 @@ def capture(
     its share of the shards that are not there. Raises HeadsmithError for what a user can mend.
     """
     backend = backend or Backend()
-    ranks = _ranks()
-    _check_backend(backend, ranks)
-    say = partial(print, file=sys.stderr) if ranks.is_main_process else _silent
-    with capturing(out, ranks.process_index):
-        target = load_target(recipe, ranks.device, blocks=backend.name == "transformers")
+    state = _state()
+    _check_backend(backend, state)
+    with together() as ranks, capturing(out, ranks.index):
+        say = partial(print, file=sys.stderr) if ranks.first else _silent
+        target = load_target(recipe, state.device, blocks=backend.name == "transformers")
         taps = taps_of(recipe, target)
-        with ranks.main_process_first():
+        with ranks.first_goes_first():
             corpus = load_corpus(recipe, target.tokenizer)
             sizes = sizes_of(corpus.batches, Shape(len(taps), target.hidden_size, dtype))
             how = {"computed": f"{backend.name}, {recipe.target.dtype}", "dtype": dtype}
@@ -74,14 +76,18 @@ def capture(
             )
         say(describe(corpus, recipe.data.source))
         _say_size(store, sizes, sum(corpus.batches.tokens), say)
-        if ranks.is_main_process:
+        if ranks.first:
             check_room(store, sizes)
-        mine = range(len(store.shards))[ranks.process_index :: ranks.num_processes]
+        if target.shares is None:
+            # From here on each works for itself, whatever becomes of the others.
+            ranks.close()
+        mine = range(len(store.shards))[ranks.index :: ranks.count]
         for shard in mine:
             clear_temporaries(store, shard)
         if not all(map(store.is_done, mine)):
             with _source(backend, target, corpus.batches, taps, recipe.data.max_length) as states:
-                _fill(store, mine, states, corpus.batches, quiet=not ranks.is_main_process)
+                _fill(store, mine, states, corpus.batches, quiet=not ranks.first)
+        target.settle()
     return store
 
 
@@ -101,10 +107,10 @@ def _source(
         yield lambda row: check_finite(worker.states(batches.row(row)), batches, row)
 
 
-def _check_backend(backend: Backend, ranks: PartialState) -> None:
+def _check_backend(backend: Backend, state: PartialState) -> None:
     if backend.server is not None and backend.name != "vllm":
         raise HeadsmithError("--vllm-server is for --backend vllm; give both or neither")
-    if backend.name == "vllm" and backend.server is None and ranks.num_processes > 1:
+    if backend.name == "vllm" and backend.server is None and state.num_processes > 1:
         raise HeadsmithError(
             "the vllm backend spreads over devices by itself (--vllm-devices); start it in one "
             "process, without accelerate launch"
@@ -155,10 +161,11 @@ def _fill(
         fill(store, mine, states, progress)
 
 
-def _ranks() -> PartialState:
-    """The processes of this launch; alone without one. They only meet at the beginning."""
+def _state() -> PartialState:
+    """accelerate's view of this process, however the launch would share out a head."""
+    take_launch()
     forced = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    more = {"timeout": PATIENCE} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
+    more = {"timeout": LIMIT} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
     return PartialState(cpu=forced or not torch.cuda.is_available(), **more)
 
 

@@ -51,6 +51,9 @@ class Run:
         names = (name for name in self.wrote if name.startswith("step-"))
         return [self.folder / n for n in sorted(names) if (self.folder / n / STATE).is_file()]
 
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / f"step-{step:06}"
+
     def save(
         self, step: int, head: Any, state: Mapping[str, Any], about: Mapping[str, Any]
     ) -> Path:
@@ -58,7 +61,7 @@ class Run:
 
         Raises EnvironmentFault if the disk is full; the earlier checkpoints are then untouched.
         """
-        path = self.folder / f"step-{step:06}"
+        path = self.checkpoint(step)
         self.claim(path.name)
         with atomic_folder(path) as temporary:
             head.save(temporary)
@@ -108,7 +111,7 @@ class Run:
 
     def validated(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Record the METRICS of checkpoint `step`; point `best` at it if its tau is the highest."""
-        path = self.folder / f"step-{step:06}"
+        path = self.checkpoint(step)
         about = json.loads((path / "headsmith.json").read_text(encoding="utf-8"))
         write_json(path / "headsmith.json", {**about, "validation": dict(metrics)})
         earlier = [line["tau"] or 0.0 for line in self.read("validation.jsonl")]
@@ -264,7 +267,8 @@ def _difference(old: Mapping[str, Any], recipe: Recipe) -> str:
     for section, new in recipe.model_dump(mode="json", exclude={"output"}).items():
         for key, value in new.items():
             before = old.get(section, {}).get(key)
-            if before != value and (section != "validation" or key == "holdout"):
+            decides = key == "holdout" if section == "validation" else key != "parallel"
+            if before != value and decides:
                 return f"{section}.{key} was {json.dumps(before)}, now {json.dumps(value)}"
     return "written by another version"
 

@@ -5,7 +5,7 @@ kept if later epochs read them again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -66,11 +66,15 @@ class Stored:
         """As they were stored. Waits for a shard that is still being captured; HeadsmithError when
         nobody captures it, or it is damaged.
         """
-        shard = self.store.shard_of[index]
-        if not self.store.is_done(shard):
-            self._wait(shard)
+        self.wait_for([index])
         found = self.store.read(index)
         return decode(found, self.places, self.target.dtype, self.target.device)
+
+    def wait_for(self, rows: Sequence[int]) -> None:
+        """Wait for the shards of some rows; see `states`."""
+        for shard in dict.fromkeys(self.store.shard_of[row] for row in rows):
+            if not self.store.is_done(shard):
+                self._wait(shard)
 
     def _wait(self, shard: int) -> None:
         store = self.store
@@ -102,6 +106,13 @@ class Features:
     keep: bool = False
     source: Source | None = None
     kept: dict[int, TrainRow] = field(default_factory=dict)
+
+    def wait_for(self, rows: Sequence[int]) -> None:
+        """Wait until all these rows are captured, which is how several processes wait for each
+        other's: before a step, not within it.
+        """
+        if isinstance(self.source, Stored):
+            self.source.wait_for(rows)
 
     def row(self, index: int) -> TrainRow:
         """Packed row `index`, on the target's device. HeadsmithError when a state of it is not

@@ -10,13 +10,16 @@ loop, finish. What one optimiser step does is in `headsmith.train.step`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object, set_seed
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
+from headsmith.errors import HeadsmithError
 from headsmith.inference.records import Request
 from headsmith.models.heads import load_head
 from headsmith.train import trackers
@@ -26,7 +29,9 @@ from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.features import Features
 from headsmith.train.interrupt import Interrupt
 from headsmith.train.kinds import loss_settings
+from headsmith.train.launch import Way, take_launch
 from headsmith.train.optimiser import build_optimisers
+from headsmith.train.parallel import make_parallel
 from headsmith.train.parts import (
     describe,
     keeps_features,
@@ -37,11 +42,12 @@ from headsmith.train.parts import (
     runs_target,
 )
 from headsmith.train.progress import Report
+from headsmith.train.ranks import Ranks, together
 from headsmith.train.recipe import Recipe
 from headsmith.train.stages import whole_step
 from headsmith.train.step import Stepper, Unroll
 from headsmith.train.stored import stored_source
-from headsmith.train.validate import check_draft, validate, validation_requests
+from headsmith.train.validate import answer, check_draft, measured, validation_requests
 
 
 def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False) -> Path:
@@ -52,21 +58,35 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     SystemExit(130 or 143). Raises HeadsmithError for what a user can mend.
     """
     check_draft(recipe)
+    launch = take_launch()
     accelerator = make_accelerator(recipe)
+    with together() as ranks:
+        return _train(recipe, launch.way, accelerator, ranks, resume, overwrite)
+
+
+def _train(
+    recipe: Recipe,
+    way: Way,
+    accelerator: Accelerator,
+    ranks: Ranks,
+    resume: bool | None,
+    overwrite: bool,
+) -> Path:
     say = partial(accelerator.print, file=sys.stderr)
     set_seed(recipe.train.seed)
 
     target = load_target(recipe, accelerator.device, runs_target(recipe))
-    with accelerator.main_process_first():
+    with ranks.first_goes_first():
         corpus = load_corpus(recipe, target.tokenizer)
     say(describe(corpus, recipe.data.source))
     requests = validation_requests(recipe.validation, target, corpus)
 
     inputs = {"target": target.fingerprint(), "data": corpus.prepared.fingerprint}
-    first = accelerator.is_main_process
-    with accelerator.main_process_first():
+    with ranks.first_goes_first():
+        first = ranks.first
         run = open_run(recipe, inputs, resume, overwrite) if first else join_run(recipe, inputs)
     found = run.load()
+    check_same_start(gather_object([found[1]["step"] if found else 0]), run)
     if first:
         run.rewind(found[1]["step"] if found else 0)
 
@@ -74,15 +94,17 @@ def train(recipe: Recipe, *, resume: bool | None = None, overwrite: bool = False
     head.to(accelerator.device)
     batches = corpus.batches
     source = stored_source(recipe, target, head, corpus, say)
+    ranks.meet()
     keep = keeps_features(recipe, target, head, batches)
     features = Features(target, head, batches, keep, source)
     if not found:
         begin(recipe.head, features, accelerator, say)
     optimisers = build_optimisers(head, recipe.train)
     unroll = Unroll(head, target, recipe.train, loss_settings(recipe))
-    model, *optimisers = accelerator.prepare(unroll, *optimisers)
-    stepper = Stepper(accelerator, features, model, optimisers, recipe.train)
-    trainer = Trainer(recipe, run, corpus, stepper, requests)
+    parallel = make_parallel(way, accelerator, unroll, optimisers, recipe.train.clip)
+    model, optimisers = parallel.model, parallel.optimisers
+    stepper = Stepper(accelerator, features, model, optimisers, recipe.train, parallel)
+    trainer = Trainer(recipe, run, corpus, stepper, requests, ranks)
     if found:
         trainer.restore(found[1])
         say(f"continuing the run in {run.folder} after step {trainer.step}")
@@ -101,6 +123,7 @@ class Trainer:
     corpus: Corpus
     stepper: Stepper
     requests: list[Request]
+    ranks: Ranks
     step: int = 0
     tokens: int = 0
 
@@ -112,6 +135,7 @@ class Trainer:
             if self.step in saves:
                 self.validate(report, interrupt)
             while self.step < total:
+                self.stepper.features.wait_for(self.stepper.batches.step_rows(self.step))
                 with whole_step():
                     record, stop = self.stepper.run(self.step, interrupt.number)
                 self.step += 1
@@ -131,53 +155,74 @@ class Trainer:
                     self.validate(report, interrupt)
 
     def save(self) -> None:
-        """Write a checkpoint of this moment; every rank adds its random state."""
+        """Write a checkpoint of this moment, the same for every way of sharing out the head; every
+        rank adds its random state.
+        """
         stepper = self.stepper
         states = gather_object([random_state()])
-        if stepper.accelerator.is_main_process:
-            state = {
-                "step": self.step,
-                "tokens": self.tokens,
-                "optimisers": [optimiser.state_dict() for optimiser in stepper.optimisers],
-                "random": states,
-            }
-            about = provenance(self.recipe, stepper.target, stepper.head, self.corpus)
-            about["training"] = {"step": self.step, "tokens": self.tokens}
-            self.run.save(self.step, stepper.head, state, about)
-        stepper.accelerator.wait_for_everyone()
+        optimisers = stepper.way.states()
+        with stepper.way.whole():
+            if self.ranks.first:
+                state = {
+                    "step": self.step,
+                    "tokens": self.tokens,
+                    "optimisers": optimisers,
+                    "random": states,
+                }
+                about = provenance(self.recipe, stepper.target, stepper.head, self.corpus)
+                about["training"] = {"step": self.step, "tokens": self.tokens}
+                self.run.save(self.step, stepper.head, state, about)
+            self.ranks.wait_for_first()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint: optimisers, random states, position, logs."""
         accelerator = self.stepper.accelerator
         self.step, self.tokens = state["step"], state["tokens"]
-        for optimiser, saved in zip(self.stepper.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        self.stepper.way.load(state["optimisers"])
         if len(state["random"]) == accelerator.num_processes:
             restore_random_state(state["random"][accelerator.process_index])
 
     def validate(self, report: Report, interrupt: Interrupt) -> None:
-        """Let the verifier measure the checkpoint of this step, unless it has; log and keep tau."""
-        accelerator = self.stepper.accelerator
+        """Let the verifier measure the checkpoint of this step, unless it has; log and keep tau.
+        Every rank answers its share of the prompts.
+        """
+        stepper, first = self.stepper, self.ranks.first
         done = any(line["step"] == self.step for line in self.run.read("validation.jsonl"))
-        if not self.requests or done:
+        # The first rank alone writes what the others would read here.
+        if not self.requests or broadcast_object_list([done])[0]:
             return
         interrupt.deferred = False
-        if accelerator.is_main_process:
-            head, target = self.stepper.head, self.stepper.target
-            metrics = validate(head, target, self.requests, self.recipe.validation)
+        head, target = stepper.head, stepper.target
+        if not stepper.way.runs_head:
+            head = load_head(self.run.checkpoint(self.step), target, device=target.device)
+        mine = self.requests[self.ranks.index :: self.ranks.count]
+        steps = answer(head, target, mine, self.recipe.validation)
+        self.ranks.meet()
+        shares = gather_object([steps])
+        if first:
+            metrics = measured(shares, len(self.requests))
             best = self.run.validated(self.step, metrics)
-            trackers.log(accelerator, {"validation": metrics}, self.step)
+            trackers.log(stepper.accelerator, {"validation": metrics}, self.step)
             report.say(
                 f"step {self.step}  tau {metrics['tau']:.3f} on {len(self.requests)} held-out "
                 f"prompts ({self.recipe.validation.draft}){', the best so far' if best else ''}"
             )
-        accelerator.wait_for_everyone()
+        self.ranks.wait_for_first()
         interrupt.deferred = True
 
     def finish(self) -> Path:
         """The checkpoint to use: the one with the highest tau, or the last one."""
         best = self.run.folder / "best"
         return best if best.exists() else self.run.folder / "latest"
+
+
+def check_same_start(steps: Sequence[int], run: Run) -> None:
+    """HeadsmithError when the processes found other checkpoints to continue from."""
+    if len(set(steps)) > 1:
+        raise HeadsmithError(
+            f"the processes of this run see other checkpoints in {run.folder} (of the steps "
+            f"{', '.join(map(str, steps))}); put output.dir on a disk that all machines share"
+        )
 
 
 def save_steps(recipe: Recipe, total: int) -> set[int]:

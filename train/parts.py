@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
 from headsmith import __version__
@@ -24,40 +23,40 @@ from headsmith.models.provenance import check_pair, target_info
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
 from headsmith.train.corpus import Corpus
+from headsmith.train.ranks import LIMIT
 from headsmith.train.recipe import Recipe, locate
 from headsmith.train.trackers import check_tracker
-
-# Rank 0 tokenises and validates while the others wait for it.
-PATIENCE = timedelta(hours=12)
 
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """accelerate's view of this process; several processes on CPUs talk through gloo.
 
-    Mixed precision is left to the recipe: the head is float32 and autocast is ours.
+    Mixed precision is left to the recipe: the head is float32 and autocast is ours. How the head is
+    shared out is ours too (`take_launch`), so accelerate only starts the processes.
     """
     forced = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     cpu = forced or not torch.cuda.is_available()
-    accelerator = Accelerator(
+    return Accelerator(
         cpu=cpu,
         mixed_precision="no",
         log_with=check_tracker(recipe.output.tracker),
         project_dir=recipe.output.dir,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=LIMIT)],
     )
-    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-        raise HeadsmithError(
-            f"{accelerator.distributed_type.value} shards the optimiser, which resume cannot "
-            "restore yet; launch with whole heads: recipes/accelerate/gpu-8.yaml"
-        )
-    return accelerator
 
 
 def load_target(recipe: Recipe, device: torch.device, blocks: bool = True) -> Target:
+    """The recipe's target; in shares where the recipe says so and there are several processes."""
     section = recipe.target
-    dtype = getattr(torch, section.dtype)
-    path = locate(section.path)
-    return Target.load(path, revision=section.revision, dtype=dtype, device=device, blocks=blocks)
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return Target.load(
+        locate(section.path),
+        revision=section.revision,
+        dtype=getattr(torch, section.dtype),
+        device=device,
+        blocks=blocks,
+        sharded=several and section.parallel == "sharded",
+    )
 
 
 def runs_target(recipe: Recipe) -> bool:

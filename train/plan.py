@@ -15,7 +15,6 @@ from headsmith.errors import HeadsmithError
 from headsmith.models import loading
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
-from headsmith.models.eagle3_fit import inputs_of_fit
 from headsmith.models.heads import Head, read_head
 from headsmith.models.hub.pull import local_head
 from headsmith.models.medusa import MedusaHead
@@ -24,24 +23,19 @@ from headsmith.models.target import Target
 from headsmith.train.begin import fitted_rows, is_fitted
 from headsmith.train.corpus import Corpus, load_corpus
 from headsmith.train.cost import SUSTAINED, Work, active_parameters, operations, work_of
-from headsmith.train.medusa import CHUNK
+from headsmith.train.launch import Launch, read_launch
+from headsmith.train.memory import estimate_memory, of_checkpoint, peak
 from headsmith.train.parts import check_start
 from headsmith.train.recipe import Recipe, locate
-
-FLOAT32 = 4
-# Weights, gradients and AdamW's two moments.
-COPIES_IN_TRAINING = 4
-# Activations of a head row in units of its width, kept for the backward of one unroll step.
-WIDTHS_PER_ROW = 16
-FIT = "linear fit, before all below"
 
 
 @dataclass(slots=True)
 class Plan:
-    """The figures of a run; memory in bytes, for one rank. `corpus` is None where the target is
-    only a configuration: without a tokenizer there are no tokens to count.
+    """The figures of a run of `launch`; memory in bytes, for one rank. `corpus` is None where the
+    target is only a configuration: without a tokenizer there are no tokens to count.
     """
 
+    launch: Launch
     target_parameters: int
     target_active: int
     head_trained: int
@@ -90,8 +84,9 @@ class Sketch:
         return active_parameters(self.model, self.config)
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, launch: Launch | None = None) -> Plan:
     """Prepare the data and work out everything else without loading a weight.
+    `launch`: of this process, unless told.
 
     Raises HeadsmithError for whatever would stop the run itself: data, target, taps, vocabulary.
     Where the target is a folder with nothing but a config.json, the data is left alone and what
@@ -99,6 +94,7 @@ def make_plan(recipe: Recipe) -> Plan:
     """
     from headsmith.train.loop import save_steps
 
+    launch = launch or read_launch()
     path = locate(recipe.target.path)
     sketch = Sketch(path, recipe.target.revision)
     bare = loading.is_bare(path)
@@ -116,6 +112,7 @@ def make_plan(recipe: Recipe) -> Plan:
     met = _weights_of_a_row(head, trained)
     body = trained - sum(p.numel() for n, p in head.named_parameters() if "lm_head" in n)
     return Plan(
+        launch=launch,
         target_parameters=sketch.parameters,
         target_active=sketch.active,
         head_trained=trained,
@@ -128,76 +125,20 @@ def make_plan(recipe: Recipe) -> Plan:
         if work is None
         else operations(work, sketch.active, met, sketch.vocab_size * width, drafts * width),
         saves=None if work is None or not work.steps else len(save_steps(recipe, work.steps)),
-        checkpoint=_checkpoint(head, trained, getattr(torch, recipe.target.dtype).itemsize),
-        memory=estimate_memory(recipe, sketch, head, corpus),
+        checkpoint=of_checkpoint(head, trained, getattr(torch, recipe.target.dtype).itemsize),
+        memory=estimate_memory(recipe, launch, sketch, head, corpus),
     )
 
 
-def estimate_memory(
-    recipe: Recipe, sketch: Sketch, head: Head, corpus: Corpus | None
-) -> dict[str, int]:
-    """Bytes by purpose on one rank, for its largest packed row; an estimate, not a bound."""
-    config, data = head.config, recipe.data
-    element = getattr(torch, recipe.target.dtype).itemsize
-    trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    owns = getattr(config, "owns_embedding", False)
-    table = config.vocab_size * config.hidden_size if owns else 0
-    per_token = (len(head.taps) + 1) * sketch.hidden_size * element
-    if corpus is None:
-        longest, total = data.row_tokens, (data.max_rows or 0) * data.max_length
-        loss_rows = longest * recipe.steps
-    else:
-        longest, total = max(corpus.batches.tokens), sum(corpus.batches.tokens)
-        loss_rows = int(corpus.batches.counts.sum(1).max())
-    kept = max(total, longest) if data.keep_features == "memory" else longest
-    # The target's own forward keeps about one block's activations; the teacher one row block.
-    inner = getattr(sketch.config, "intermediate_size", None) or 4 * sketch.hidden_size
-    prefix = longest * (8 * sketch.hidden_size + 3 * inner)
-    fit = _fit(recipe, head)
-    return {
-        "target": sketch.parameters * element,
-        **({FIT: fit} if fit else {}),
-        "head, gradients, AdamW": FLOAT32 * (COPIES_IN_TRAINING * trained + table),
-        "features": kept * per_token,
-        "activations": FLOAT32 * (_head_activations(head, loss_rows) + prefix),
-    }
-
-
-def _fit(recipe: Recipe, head: Head) -> int:
-    """Bytes of the second moments in float64 and of their factors, 0 where nothing is fitted."""
-    return 2 * 8 * inputs_of_fit(head.config) ** 2 if is_fitted(head, recipe.head) else 0
-
-
-def peak(memory: dict[str, int]) -> int:
-    """Bytes at the worst moment: the fit is over before training begins."""
-    at_first = memory.get(FIT, 0)
-    training = sum(memory.values()) - memory["target"] - at_first
-    return memory["target"] + max(at_first, training)
-
-
-def _checkpoint(head: Head, trained: int, element: int) -> int:
-    """Bytes of a checkpoint: float32 weights and two moments, and a shared lm_head's copy."""
-    config = head.config
-    copied = isinstance(config, MedusaConfig) and config.lm_head == "shared"
-    return 3 * FLOAT32 * trained + copied * element * config.vocab_size * config.hidden_size
-
-
-def _head_activations(head: Head, loss_rows: int) -> int:
-    """Numbers that the head's forward and backward keep for so many loss rows of all steps."""
-    config = head.config
-    if isinstance(config, MedusaConfig):
-        # Logits are there for one piece at a time, gradients of lm_heads for all heads.
-        own = 0 if config.lm_head == "shared" else config.num_heads * config.hidden_size
-        logits = (4 * CHUNK + own) * config.draft_vocab_size
-        return logits + loss_rows * (4 * config.num_layers + 2) * config.hidden_size
-    per_row = 3 * config.draft_vocab_size + WIDTHS_PER_ROW * config.hidden_size
-    return loss_rows * (per_row + 3 * config.intermediate_size)
-
-
 def print_plan(recipe: Recipe) -> None:
-    """Print the plan of a recipe to stdout."""
-    plan = make_plan(recipe)
+    """Print the plan of a recipe to stdout; of several processes the first one does."""
+    launch = read_launch()
+    if launch.rank:
+        return
+    plan = make_plan(recipe, launch)
+    memory = "memory" if launch.processes == 1 else "memory of each"
     rows = [
+        *_launch_rows(recipe, launch),
         ("target", f"{recipe.target.path}, {plan.target_parameters:,} parameters, frozen"),
         ("  a token meets", f"{plan.target_active:,} of them, its embedding not counted"),
         ("head", f"{plan.head_trained:,} trained ({plan.head_body:,} without its lm_head)"),
@@ -205,8 +146,8 @@ def print_plan(recipe: Recipe) -> None:
         ("draft vocabulary", f"{plan.draft_vocab:,} ids"),
         *_data_rows(recipe, plan),
         *_work_rows(plan),
-        *((f"memory: {name}", _size(size)) for name, size in plan.memory.items()),
-        ("memory: all, about", _size(peak(plan.memory))),
+        *((f"{memory}: {name}", _size(size)) for name, size in plan.memory.items()),
+        (f"{memory}: all, about", _size(peak(plan.memory))),
     ]
     if plan.saves is not None:
         each = _size(plan.checkpoint)
@@ -215,6 +156,15 @@ def print_plan(recipe: Recipe) -> None:
     for name, value in rows:
         table.add_row(name, value)
     Console(highlight=False).print(table)
+
+
+def _launch_rows(recipe: Recipe, launch: Launch) -> list[tuple[str, str]]:
+    if launch.processes == 1:
+        return []
+    shares = "whole in each" if launch.way == "replicated" else f"in shares ({launch.way})"
+    target = "whole in each" if recipe.target.parallel == "replicated" else "in shares"
+    text = f"{launch.processes}, the head {shares}, the target {target}"
+    return [("processes", text)]
 
 
 def _data_rows(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:

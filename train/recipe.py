@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,11 +32,16 @@ class Section(BaseModel):
 
 
 class TargetSection(Section):
-    """The frozen model: a folder, a GGUF file, a Hub id or an embedded name."""
+    """The frozen model: a folder, a GGUF file, a Hub id or an embedded name.
+
+    `parallel` is for several processes: each holds the whole model, or the processes of a machine
+    hold its blocks in shares. It decides no weight, so a run may go on with the other.
+    """
 
     path: str
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    parallel: Literal["replicated", "sharded"] = "replicated"
 
 
 class HeadSection(HeadSizes, Section):
@@ -173,7 +178,8 @@ class Recipe(Section):
 
     def fingerprint(self) -> str:
         """sha256 over what decides the weights; where and how often it is saved does not count."""
-        decides = self.model_dump(mode="json", exclude={"output", "validation"})
+        apart: dict[str, Any] = {"output": True, "validation": True, "target": {"parallel"}}
+        decides = self.model_dump(mode="json", exclude=apart)
         decides["holdout"] = self.validation.holdout
         text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -9,7 +9,6 @@ Legend: K unroll steps of this optimiser step.
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from headsmith.train.features import Features
 from headsmith.train.kinds import KINDS
 from headsmith.train.loss import LossSettings
 from headsmith.train.optimiser import rate_factor, set_rates
+from headsmith.train.parallel import Parallel, Replicated
 from headsmith.train.predict import walk
 from headsmith.train.recipe import TrainSection
 from headsmith.train.stages import stage
@@ -81,7 +81,7 @@ class Unroll(nn.Module):
 @dataclass(slots=True)
 class Stepper:
     """Runs optimiser steps over the batches of `features`; `model` is the (wrapped) Unroll of its
-    head.
+    head. `parallel` says how they lie over the processes (None: all of it in each).
     """
 
     accelerator: Accelerator
@@ -89,6 +89,13 @@ class Stepper:
     model: nn.Module
     optimisers: list[Optimizer]
     settings: TrainSection
+    parallel: Parallel | None = None
+
+    @property
+    def way(self) -> Parallel:
+        if self.parallel is None:
+            self.parallel = Replicated(self.accelerator, self.model, *self.optimisers)
+        return self.parallel
 
     @property
     def target(self) -> Target:
@@ -113,17 +120,14 @@ class Stepper:
         rate = set_rates(self.optimisers, settings, factor)
         rows = self.batches.step_rows(step)
         sums, walked = self._backward(rows, self._steps(step))
-        with stage("optimiser"):
-            norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip))
-        if not math.isfinite(norm):
+        try:
+            with stage("optimiser"):
+                norm = self.way.update(settings.clip)
+        except FloatingPointError as error:
             raise HeadsmithError(
-                f"the gradient of step {step + 1} is {norm}; lower train.learning_rate "
+                f"the gradient of step {step + 1} is {error}; lower train.learning_rate "
                 "and continue from the last checkpoint with --resume"
-            )
-        with stage("optimiser"):
-            for optimiser in self.optimisers:
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+            ) from error
         stops = sums.new_tensor([stop == number for number in SIGNALS])
         # One exchange for all: ranks must agree on when to stop.
         everyone = self.accelerator.reduce(torch.cat([sums.flatten(), walked, stops]), "sum")
@@ -149,16 +153,17 @@ class Stepper:
         scale = (weights * world).to(self.target.device)
         sums = torch.zeros(4, steps, dtype=torch.float64)
         decoded = torch.zeros(2, dtype=torch.float64)
-        mine = share(rows, accelerator.process_index, world)
+        mine = share(rows, accelerator.process_index, world, self.batches.tokens)
         for turn, (row, weight) in enumerate(mine, start=1):
             last = turn == len(mine)
-            with nullcontext() if last else accelerator.no_sync(self.model):
+            with self.way.turn(last):
                 with stage("data"):
                     prepared = self.features.row(row)
+                    self.target.settle()
                 losses, counts, walked = self.model(prepared, steps, scale)
                 self._refuse_bad_loss(losses, row)
                 with stage("loss backward"):
-                    accelerator.backward((scale.to(losses.dtype) * losses).sum() * weight)
+                    self.way.backward((scale.to(losses.dtype) * losses).sum() * weight, last)
             sums += weight * torch.cat([losses.detach()[None].double(), counts.double()]).cpu()
             decoded += weight * walked.double()
         return sums.to(accelerator.device), decoded.to(accelerator.device)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from headsmith.errors import HeadsmithError
-from headsmith.inference.evaluate import quick_tau
-from headsmith.inference.metrics import Metrics
+from headsmith.inference.evaluate import quick_steps
+from headsmith.inference.metrics import Metrics, summarise
 from headsmith.inference.prompts import RequestBuilder, load_prompts
-from headsmith.inference.records import Request
+from headsmith.inference.records import Request, Steps
 from headsmith.inference.tree import Calibrated, Chain, parse_shape
 from headsmith.models.heads import Head
 from headsmith.models.target import Target
@@ -58,9 +60,18 @@ def validation_requests(
     return [builder.build(conversation) for conversation in conversations]
 
 
-def validate(
+def answer(
     head: Head, target: Target, requests: list[Request], settings: ValidationSection
-) -> Metrics:
-    """METRICS of greedy speculative decoding on the requests."""
-    shape = parse_shape(settings.draft)
-    return quick_tau(target, head, requests, shape, settings.max_new_tokens)
+) -> list[Steps]:
+    """What the passes of greedy speculative decoding did on some of the requests."""
+    steps: list[Steps] = []
+    if requests:
+        shape = parse_shape(settings.draft)
+        steps = quick_steps(target, head, requests, shape, settings.max_new_tokens)
+    target.settle()
+    return steps
+
+
+def measured(shares: Sequence[list[Steps]], count: int) -> Metrics:
+    """METRICS of all `count` requests, of which rank r answered every one from the r-th on."""
+    return summarise([shares[i % len(shares)][i // len(shares)] for i in range(count)])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headsmith.inference.cache import KeyValueCache
+from headsmith.models import attention
 from headsmith.models.attention import ragged_attention
 from headsmith.models.spans import Span, positions_of
 
@@ -89,7 +90,16 @@ def test_ragged_spans_equal_a_dense_mask(
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("prefix", [0, 4])
-def test_softcap_and_sinks(softcap: float | None, with_sinks: bool, prefix: int) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_softcap_and_sinks(
+    softcap: float | None,
+    with_sinks: bool,
+    prefix: int,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many rows of scores exist at a time."""
+    monkeypatch.setattr(attention, "SCORES", rows * 6 * (prefix + 5))
     sinks = random(6, seed=3) if with_sinks else None
     cache = filled([prefix])
     q, k, v = random(6, 5, D, seed=4), random(2, 5, D, seed=5), random(2, 5, D, seed=6)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from headsmith.train.cli import train as command
 from headsmith.train.cost import SUSTAINED
+from headsmith.train.launch import Launch
 from headsmith.train.plan import Plan, make_plan, peak
 from headsmith.train.recipe import Recipe, load_recipe
 
@@ -48,6 +49,12 @@ def text_of(name: str) -> str:
     return (ROOM / f"{name}.yaml").read_text()
 
 
+def launch_of(name: str) -> Launch:
+    """What a recipe whose memory is that of several processes says to launch it with."""
+    shares = "accelerate/gpu-8-fsdp2.yaml" in text_of(name)
+    return Launch("fsdp2", processes=8, local=8) if shares else Launch()
+
+
 @pytest.fixture(scope="module")
 def recipe_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recipe]:
     """A recipe whose target is a folder with nothing but the configuration."""
@@ -62,7 +69,7 @@ def recipe_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reci
 def plans(recipe_for: Callable[[str], Recipe]) -> tuple[dict[str, Plan], float]:
     """The plan of every recipe, and the seconds that all of them took."""
     began = time.monotonic()
-    found = {name: make_plan(recipe_for(name)) for name in RECIPES}
+    found = {name: make_plan(recipe_for(name), launch_of(name)) for name in RECIPES}
     return found, time.monotonic() - began
 
 
@@ -114,6 +121,19 @@ def test_every_target_has_every_kind_of_head(target: str) -> None:
     for recipe in (new, medusa):
         assert recipe.target == old.target and recipe.data == old.data
     assert len({recipe.output.dir for recipe in recipes}) == len(kinds)
+
+
+def test_a_target_that_fits_no_gpu_is_in_shares(recipe_for: Callable[[str], Recipe]) -> None:
+    """By the plan, each of eight holds an eighth of the blocks, two whole ones and the ends."""
+    recipe = recipe_for("llama-3.3-70b/eagle3")
+    assert recipe.target.parallel == "sharded"
+    alone = make_plan(recipe, Launch()).memory["target"]
+    shared = make_plan(recipe, Launch("fsdp2", 8, 8)).memory["target"]
+    block = 855_654_400 * 2
+    assert alone == 2 * PARAMETERS["llama-3.3-70b"]
+    assert shared == pytest.approx(80 * block / 8 + 2 * block + 2 * 2 * 128256 * 8192, rel=1e-3)
+    two_machines = make_plan(recipe, Launch("fsdp2", 16, 8)).memory["target"]
+    assert two_machines == shared
 
 
 def test_what_a_configuration_cannot_say_is_said(recipe_for: Callable[[str], Recipe]) -> None:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,8 +80,15 @@ class Training:
 
     module, command = "cli", "train"
     context = multiprocessing.get_context("forkserver")
+    # The last one, where it is installed, imports torch's compiler: ten seconds for each process.
     context.set_forkserver_preload(
-        ["headsmith.train.loop", "headsmith.inference.engine", "datasets"]
+        [
+            "headsmith.train.loop",
+            "headsmith.inference.engine",
+            "datasets",
+            "torch.distributed.fsdp",
+            "deepspeed.runtime.zero.muon.original_muon",
+        ]
     )
 
     def __init__(self, log: Path, *arguments: str | Path, **environment: str) -> None:
@@ -121,6 +129,22 @@ class Capture(Training):
     module, command = "capture_cli", "capture"
 
 
+def start_group(
+    kind: type[Training], folder: Path, world: int, *arguments: str | Path, **environment: str
+) -> list[Training]:
+    """The same command in several processes, as torchrun starts them; logs go to `folder`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    group = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        kind(folder / rank, *arguments, **group, **environment, RANK=rank, LOCAL_RANK=rank)
+        for rank in map(str, range(world))
+    ]
+
+
 def read_metrics(folder: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without what may differ between runs: the time."""
     path = folder / "metrics.jsonl"
@@ -133,6 +157,12 @@ def read_metrics(folder: Path, *, without: tuple[str, ...] = ("seconds",)) -> li
 def training() -> type[Training]:
     """Starts `headsmith train` in processes of its own."""
     return Training
+
+
+@pytest.fixture
+def group() -> Callable[..., list[Training]]:
+    """Starts a command in several processes that work together."""
+    return start_group
 
 
 @pytest.fixture

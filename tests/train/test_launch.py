@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,18 @@ def test_several_processes_train_as_one(
     assert (several / "latest").readlink() == (one / "latest").readlink()
 
 
+NO_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="deepspeed is not installed: headsmith[deepspeed]"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu-2", "cpu-2-fsdp2", pytest.param("cpu-2-zero3", marks=NO_DEEPSPEED)]
+)
 def test_accelerate_launches_two_processes_on_a_cpu(
-    recipe_file: Path, tmp_path: Path, training: Any, metrics: Any
+    name: str, recipe_file: Path, tmp_path: Path, training: Any, metrics: Any
 ) -> None:
-    config = f"--config_file={recipe_path('accelerate/cpu-2')}"
+    config = f"--config_file={recipe_path(f'accelerate/{name}')}"
     command = ["-m", "accelerate.commands.launch", config, f"--main_process_port={free_port()}"]
     run = subprocess.run(
         [sys.executable, *command, "-m", "headsmith.train", str(recipe_file), *QUICK],

@@ -153,11 +153,31 @@ def test_rows_without_a_loss_row_are_dropped_and_counted() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_shares_cover_the_rows_and_are_equally_many(world: int) -> None:
-    rows = [4, 8, 15, 16]
-    shares = [share(rows, rank, world) for rank in range(world)]
+    rows = [16, 4, 8, 15]
+    tokens = [100 + row for row in range(20)]
+    shares = [share(rows, rank, world, tokens) for rank in range(world)]
     assert len({len(one) for one in shares}) == 1
-    counted = sorted(row for one in shares for row, weight in one if weight)
-    assert counted == rows
+    counted = [row for one in shares for row, weight in one if weight]
+    assert sorted(counted) == sorted(rows)
+    # What is computed for nothing is the least that there is.
+    assert {row for one in shares for row, weight in one if not weight} <= {4}
+    if world == 1:
+        assert counted == rows
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_shares_hold_equally_many_tokens(world: int) -> None:
+    generator = torch.Generator().manual_seed(world)
+    tokens = torch.randint(200, 513, (64,), generator=generator).tolist()
+    rows = torch.randperm(64, generator=generator).tolist()
+    held = [
+        sum(tokens[row] for row, weight in share(rows, rank, world, tokens) if weight)
+        for rank in range(world)
+    ]
+    by_turns = [sum(tokens[row] for row in rows[rank::world]) for rank in range(world)]
+    assert sum(held) == sum(tokens)
+    assert max(held) - min(held) <= 0.005 * sum(tokens) / world
+    assert max(held) - min(held) < max(by_turns) - min(by_turns)
 
 
 def test_rate_rises_then_falls_and_is_never_zero() -> None:
