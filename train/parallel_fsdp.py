@@ -33,7 +33,8 @@ class Fsdp:
         frozen = {p for p in unroll.parameters() if not p.requires_grad}
         names = {p: name for name, p in unroll.named_parameters()}
         mesh = init_device_mesh(device.type, (world,))
-        self.model = fully_shard(unroll, mesh=mesh, ignored_params=frozen)
+        self.model = unroll
+        self.unit: Any = fully_shard(unroll, mesh=mesh, ignored_params=frozen)
         shares = dict(self.model.named_parameters())
         for optimiser in optimisers:
             for group in optimiser.param_groups:
@@ -41,7 +42,7 @@ class Fsdp:
         self.optimisers = optimisers
 
     def turn(self, last: bool) -> AbstractContextManager[Any]:
-        self.model.set_requires_gradient_sync(last)
+        self.unit.set_requires_gradient_sync(last)
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
