@@ -147,6 +147,19 @@ def test_a_killed_process_ends_the_other_with_a_sentence(
     assert "Traceback" not in said and "the same command continues" in said.splitlines()[-1]
 
 
+def test_a_signal_to_one_process_stops_all_in_order(
+    recipe_file: Path, tmp_path: Path, training: Any, group: Any, metrics: Any
+) -> None:
+    out = tmp_path / "out"
+    processes = group(training, tmp_path / "logs", 2, recipe_file, *ENDLESS, **WAYS["fsdp2"])
+    processes[0].wait_for_step(out, 2)
+    processes[1].signal(signal.SIGTERM)
+    said = [process.finish(128 + signal.SIGTERM, timeout=60) for process in processes]
+    reached = metrics(out)[-1]["step"]
+    assert f"stopped after step {reached}" in said[0] and "error" not in "".join(said)
+    assert (out / "latest").resolve().name == f"step-{reached:06}"
+
+
 def test_a_process_that_hangs_ends_the_other(
     recipe_file: Path, tmp_path: Path, training: Any, group: Any
 ) -> None:
