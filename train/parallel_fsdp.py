@@ -49,7 +49,8 @@ class Fsdp:
         loss.backward()
 
     def update(self, clip: float) -> float:
-        shares = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
+        grads: list[Any] = [p.grad for p in self.model.parameters() if p.grad is not None]
+        shares = [grad.to_local() for grad in grads]
         # One exchange for the norm of all weights, where torch's own makes one for each.
         square = nn.utils.get_total_norm(shares).square()
         torch.distributed.all_reduce(square)
@@ -60,7 +61,7 @@ class Fsdp:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        shares = [
+        shares: list[tuple[nn.Module, str, Any]] = [
             (module, name, weight)
             for module in self.model.modules()
             for name, weight in module._parameters.items()
