@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
-from headsmith.errors import HeadsmithError
+from headsmith.errors import EnvironmentFault, HeadsmithError
 
 Way = Literal["replicated", "fsdp2", "zero2", "zero3"]
 
@@ -46,8 +47,15 @@ def read_launch() -> Launch:
 
 
 def take_launch() -> Launch:
-    """The launch of this process, and from now on no other library follows it by itself."""
+    """The launch of this process, and from now on no other library follows it by itself.
+    EnvironmentFault when what it takes is not installed.
+    """
     launch = read_launch()
+    if launch.way in ("zero2", "zero3") and find_spec("deepspeed") is None:
+        raise EnvironmentFault(
+            "this launch takes DeepSpeed, which is not installed: pip install "
+            "'headsmith[deepspeed]', or launch with recipes/accelerate/gpu-8-fsdp2.yaml"
+        )
     for name in _OURS:
         os.environ.pop(name, None)
     return launch

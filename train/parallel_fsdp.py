@@ -33,7 +33,8 @@ class Fsdp:
         frozen = {p for p in unroll.parameters() if not p.requires_grad}
         names = {p: name for name, p in unroll.named_parameters()}
         mesh = init_device_mesh(device.type, (world,))
-        self.model = fully_shard(unroll, mesh=mesh, ignored_params=frozen)
+        self.model = unroll
+        self.unit: Any = fully_shard(unroll, mesh=mesh, ignored_params=frozen)
         shares = dict(self.model.named_parameters())
         for optimiser in optimisers:
             for group in optimiser.param_groups:
@@ -41,14 +42,15 @@ class Fsdp:
         self.optimisers = optimisers
 
     def turn(self, last: bool) -> AbstractContextManager[Any]:
-        self.model.set_requires_gradient_sync(last)
+        self.unit.set_requires_gradient_sync(last)
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()
 
     def update(self, clip: float) -> float:
-        shares = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
+        grads: list[Any] = [p.grad for p in self.model.parameters() if p.grad is not None]
+        shares = [grad.to_local() for grad in grads]
         # One exchange for the norm of all weights, where torch's own makes one for each.
         square = nn.utils.get_total_norm(shares).square()
         torch.distributed.all_reduce(square)
@@ -59,7 +61,7 @@ class Fsdp:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        shares = [
+        shares: list[tuple[nn.Module, str, Any]] = [
             (module, name, weight)
             for module in self.model.modules()
             for name, weight in module._parameters.items()

@@ -7,6 +7,7 @@ decays but hold one flat share each; the moments of a weight are cut out of thos
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,10 +34,13 @@ class Zero:
         clip: float,
     ) -> None:
         adam = check_single(optimisers, f"ZeRO-{stage}")
-        # It tells every process's every choice; what matters comes as an exception.
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        if device.type == "cpu":
+            # Otherwise it would take the GPU of a machine that has one.
+            os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
+        # It tells every process's every choice; what matters comes as an exception.
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # On a CPU it would compile an exchange of its own on the spot; torch's does.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.stage, self.adam = stage, adam
@@ -114,7 +118,8 @@ class Zero:
         """
         from deepspeed.runtime.zero import register_external_parameter
 
-        for weight in unroll.parameters():
+        weights: list[Any] = list(unroll.parameters())
+        for weight in weights:
             register_external_parameter(unroll, weight)
             weight.is_external_param = True
 

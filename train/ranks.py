@@ -100,7 +100,8 @@ class Ranks:
             self._say(f"end/{self.index}", "" if told is None else _one_line(told))
             if self.first:
                 # The store goes with this process, so the others must have read it.
-                limit = 60 if told is None else 2 * SECONDS_BETWEEN_BEATS
+                soon = 2 * SECONDS_BETWEEN_BEATS + SECONDS_FOR_LAST_WORDS
+                limit = 60 if told is None else soon
                 self._await([f"end/{other}" for other in range(self.count)], limit)
 
     def _open(self) -> tuple[dist.TCPStore, tuple[str, int]]:
@@ -122,15 +123,20 @@ class Ranks:
             raise EnvironmentFault(_gone(0)) from error
 
     def _await(self, names: list[str], limit: float | None = None) -> None:
-        """Wait until all names were said; EnvironmentFault when the first process is gone."""
+        """Wait until all names were said; EnvironmentFault when another process is gone."""
         if self.count == 1:
             return
         began = time.monotonic()
+        while not self._are_said(names):
+            if self._watch is not None and self._watch.lost is not None:
+                raise EnvironmentFault(self._watch.lost)
+            if limit is not None and time.monotonic() - began > limit:
+                return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _are_said(self, names: list[str]) -> bool:
         try:
-            while not self._store.check(names):
-                if limit is not None and time.monotonic() - began > limit:
-                    return
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+            return self._store.check(names)
         except RuntimeError as error:
             raise EnvironmentFault(_gone(0)) from error
 

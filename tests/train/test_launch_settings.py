@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headsmith.errors import HeadsmithError
+from headsmith.errors import EnvironmentFault, HeadsmithError
+from headsmith.train import launch
 from headsmith.train.launch import Launch, read_launch, take_launch
 
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -33,8 +34,8 @@ def launched(patch: pytest.MonkeyPatch, **environment: str) -> Launch:
 def test_the_way_of_a_launch(
     environment: dict[str, str], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = launched(monkeypatch, **environment, **PROCESSES)
-    assert (launch.way, launch.processes, launch.local, launch.rank) == (way, 8, 4, 5)
+    found = launched(monkeypatch, **environment, **PROCESSES)
+    assert (found.way, found.processes, found.local, found.rank) == (way, 8, 4, 5)
     # A process alone has nothing to share.
     assert launched(monkeypatch, **environment).way == "replicated"
 
@@ -43,6 +44,13 @@ def test_no_other_library_follows_the_launch(monkeypatch: pytest.MonkeyPatch) ->
     launched(monkeypatch, **FSDP, FSDP_VERSION="2", WORLD_SIZE="2")
     assert take_launch().way == "fsdp2"
     assert read_launch().way == "replicated"
+
+
+def test_a_library_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, **DEEPSPEED, WORLD_SIZE="2")
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault, match=r"headsmith\[deepspeed\]"):
+        take_launch()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def alone(
 
 def same_curve(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    for key in ("loss", "gradient_norm", "learning_rate", "tokens", "rows"):
+    assert [line["rows"] for line in lines] == [line["rows"] for line in expected]
+    for key in ("loss", "gradient_norm", "learning_rate"):
         wanted = [line[key] for line in expected]
         assert [line[key] for line in lines] == pytest.approx(wanted, abs=1e-4), key
 
@@ -146,6 +147,19 @@ def test_a_killed_process_ends_the_other_with_a_sentence(
     assert "Traceback" not in said and "the same command continues" in said.splitlines()[-1]
 
 
+def test_a_signal_to_one_process_stops_all_in_order(
+    recipe_file: Path, tmp_path: Path, training: Any, group: Any, metrics: Any
+) -> None:
+    out = tmp_path / "out"
+    processes = group(training, tmp_path / "logs", 2, recipe_file, *ENDLESS, **WAYS["fsdp2"])
+    processes[0].wait_for_step(out, 2)
+    processes[1].signal(signal.SIGTERM)
+    said = [process.finish(128 + signal.SIGTERM, timeout=60) for process in processes]
+    reached = metrics(out)[-1]["step"]
+    assert f"stopped after step {reached}" in said[0] and "error" not in "".join(said)
+    assert (out / "latest").resolve().name == f"step-{reached:06}"
+
+
 def test_a_process_that_hangs_ends_the_other(
     recipe_file: Path, tmp_path: Path, training: Any, group: Any
 ) -> None:
@@ -170,7 +184,7 @@ def test_the_fault_of_one_process_is_told_by_the_other(
     processes = group(training, tmp_path / "logs", 2, recipe_file, *ENDLESS)
     assert "was not written by headsmith" in processes[0].finish(2)
     said = processes[1].finish(4, timeout=60)
-    assert "process 0 of this run ended" in said and "was not written by headsmith" in said
+    assert "process 0 of this run ended: " in said and "was not written by headsmith" in said
 
 
 @pytest.mark.parametrize("more", [MEDUSA, ("data.keep_features=memory",)])
