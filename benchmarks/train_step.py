@@ -1,0 +1,187 @@
+"""Our training step against that of another program, on the same shape, data and thread, in turn:
+
+    python benchmarks/train_step.py --against speculators --python ENV/bin/python --answers 0.75
+    python benchmarks/train_step.py --against specforge --python ENV/bin/python --shape small
+
+The other program lives in an environment of its own, whose Python `--python` or the variable
+HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A
+step is everything from zeroed gradients to moved weights, with gradients clipped, on states that
+lie in memory. CPU-seconds judge: they leave out what other jobs of the machine take. Memory is how
+far a process grows at its peak beyond model and data. The last lines say how fast the same matrix
+products are by themselves, as plain torch.matmul in the same turns.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from step_case import SHAPES, Case, make_data
+from step_worker import Failed, Worker
+
+HERE = Path(__file__).parent
+RIVALS = ("speculators", "specforge")
+PRECISIONS = ("float32", "bfloat16")
+
+
+class Program:
+    """A program that is measured: its worker, and what each of its steps took."""
+
+    def __init__(self, name: str, python: str, settings: dict[str, Any], precision: str) -> None:
+        script = HERE / f"step_{name}.py"
+        wanted = PRECISIONS if precision == "fastest" else (precision,)
+        found: list[tuple[float, str]] = []
+        if len(wanted) > 1:
+            for one in wanted:
+                worker = self._start(name, python, script, settings, one)
+                worker.ask("step")
+                found.append((worker.ask("step")["cpu"], one))
+                worker.close()
+        self.name, self.precision = name, min(found)[1] if found else wanted[0]
+        self.tried = {one: spent for spent, one in found}
+        self.worker = self._start(name, python, script, settings, self.precision)
+        self.steps: list[dict[str, Any]] = []
+
+    @staticmethod
+    def _start(
+        name: str, python: str, script: Path, settings: dict[str, Any], precision: str
+    ) -> Worker:
+        given = settings | {"precision": precision}
+        return Worker(name, python, script, given, settings["threads"])
+
+    def median(self, what: str) -> float:
+        return statistics.median(step[what] for step in self.steps)
+
+    def line(self, tokens: int) -> str:
+        """A row of the table."""
+        about, cpu = self.worker.about, [step["cpu"] for step in self.steps]
+        cells = [
+            f"{self.name} {about['version']}",
+            about["settings"],
+            f"{self.median('cpu'):.3f} ({min(cpu):.3f} .. {max(cpu):.3f})",
+            f"{self.median('wall'):.3f}",
+            f"{tokens / self.median('cpu'):.0f}",
+            f"{self.steps[-1]['growth'] / 2**20:.0f}",
+            f"{self.median('faults') / 1e3:.0f}",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| program | setting | CPU-s a step (least .. most) | wall s | tokens per CPU-s | MiB grown "
+    "| 1000 page faults |\n" + "|---" * 7 + "|"
+)
+
+
+def measure(programs: list[Program], turns: int, warm: int) -> list[dict[str, Any]]:
+    """Steps in turn; the first program's floor too. Returns the floors."""
+    floors = []
+    for turn in range(warm + turns):
+        for program in programs:
+            told = program.worker.ask("step")
+            if turn >= warm:
+                program.steps.append(told)
+        floor = programs[0].worker.ask("floor")
+        if turn >= warm:
+            floors.append(floor)
+    return floors
+
+
+def report(case: Case, programs: list[Program], floors: list[dict[str, Any]]) -> None:
+    """Print the table and what follows from it."""
+    print(HEAD)
+    for program in programs:
+        print(program.line(case.tokens))
+    print()
+    ours, *others = programs
+    for program in programs:
+        if program.tried:
+            tried = ", ".join(f"{one} {spent:.2f}" for one, spent in program.tried.items())
+            print(f"{program.name} in each precision, CPU-s of one step: {tried}")
+    for other in others:
+        cpu, grown = (
+            ours.median("cpu") / other.median("cpu"),
+            ours.steps[-1]["growth"] / other.steps[-1]["growth"],
+        )
+        print(f"of {other.name}: {cpu:.2f} of its CPU-seconds, {grown:.2f} of its memory growth")
+    floor = statistics.median(f["floor"] for f in floors)
+    flop, step = floors[0]["flop"], ours.median("cpu")
+    print(
+        f"matrix products of our step: {floors[0]['products']}, {flop / 1e9:.1f} GFLOP; "
+        f"torch.matmul alone {floor:.3f} s ({flop / floor / 1e9:.1f} GFLOP/s), in our step "
+        f"{flop / step / 1e9:.1f} GFLOP/s of its whole time: {floor / step:.0%}"
+    )
+
+
+def python_of(rival: str, given: str | None) -> str:
+    """The rival's Python; a usage error when nobody says where it is."""
+    variable = f"HEADSMITH_{rival.upper()}_PYTHON"
+    found = given or os.environ.get(variable)
+    if not found:
+        raise click.UsageError(
+            f"{rival} needs an environment of its own: give its Python with --python or {variable} "
+            "(docs/training-speed.md says what to install), or say --against none"
+        )
+    return found
+
+
+@click.command()
+@click.option("--against", type=click.Choice((*RIVALS, "none")), default="none", show_default=True)
+@click.option("--python", help="Python of the other program's environment.")
+@click.option("--shape", type=click.Choice(tuple(SHAPES)), default="smollm2", show_default=True)
+@click.option("--answers", default=1.0, show_default=True, help="Share of tokens that are trained.")
+@click.option("--documents", type=int, help="Documents in the row.")
+@click.option("--length", type=int, help="Tokens of each.")
+@click.option("--draft-vocab", type=int, help="Ids that can be drafted.")
+@click.option("--steps", type=int, help="Steps of the unroll.")
+@click.option("--lm-head", type=click.Choice(("trained", "frozen")), default="trained")
+@click.option("--precision", type=click.Choice((*PRECISIONS, "fastest")), default="float32")
+@click.option("--optimiser", type=click.Choice(("adamw", "own")), default="adamw", help="Theirs.")
+@click.option("--turns", default=7, show_default=True)
+@click.option("--warm", default=2, show_default=True, help="Turns that do not count.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--stages", is_flag=True, help="Also where our time goes.")
+def main(
+    against: str,
+    python: str | None,
+    shape: str,
+    answers: float,
+    lm_head: str,
+    precision: str,
+    optimiser: str,
+    turns: int,
+    warm: int,
+    threads: int,
+    stages: bool,
+    **sizes: int | None,
+) -> None:
+    """Measure and print a table."""
+    known = {key: value for key, value in sizes.items() if value is not None}
+    case = replace(SHAPES[shape], answers=answers, lm_head=lm_head == "trained", **known)
+    other = None if against == "none" else python_of(against, python)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data.pt"
+        import torch
+
+        torch.save(make_data(case), data)
+        settings = {"data": str(data), "threads": threads, "optimiser": optimiser}
+        try:
+            programs = [Program("headsmith", sys.executable, settings, precision)]
+            if other is not None:
+                programs.append(Program(against, other, settings, precision))
+            print(f"{case.text()}, {threads} threads, {turns} turns\n")
+            report(case, programs, measure(programs, turns, warm))
+            if stages:
+                print(f"\n{programs[0].worker.ask('stages')['table']}")
+        except Failed as error:
+            raise click.ClickException(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()
