@@ -17,7 +17,9 @@ from headsmith.train.loss import LossSettings
 
 
 # Logits that are gone through at a time on a CPU: what several passes find in the cache again.
-_BLOCK = 1 << 18
+_BLOCK = 1 << 19
+# Columns among which a maximum is found before its place is.
+_SPAN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,17 @@ def reference(
     return logits
 
 
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row [m, C] and the first column that has it, int64 [m]."""
+    count, columns = logits.shape
+    if logits.device.type != "cpu" or columns % _SPAN:
+        return logits.max(-1)
+    # On a CPU a maximum without its place is many times faster: first of spans, then in one.
+    top, span = logits.view(count, -1, _SPAN).amax(-1).max(-1)
+    found = logits.view(-1, _SPAN)[torch.arange(0, count) * (columns // _SPAN) + span]
+    return top, found.argmax(-1) + span * _SPAN
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """The teacher's share of a chunk, once for all rows that read it: its probabilities p [u, C],
@@ -155,7 +168,7 @@ def _take(
     """`reference` of some rows: their logits become the gradient, in place."""
     shift = rows.lse
     if parts.statistics:
-        shift, column = logits.max(-1)
+        shift, column = best(logits)
         rows.choice.copy_(torch.where(shift > rows.best, column + first, rows.choice))
         torch.maximum(rows.best, shift, out=rows.best)
     logits.sub_(shift[:, None])

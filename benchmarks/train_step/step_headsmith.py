@@ -1,4 +1,4 @@
-"""headsmith's training step as a worker of benchmarks/train_step.py: the trainer's own `Stepper` on
+"""headsmith's training step as a worker of benchmarks/train_step/compare.py: the trainer's own `Stepper` on
 states that lie in memory.
 """
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headsmith.data.pack import Row
-from headsmith.data.states import States, read_tokens, teacher_of
+from headsmith.data.states import States, read_tokens
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
@@ -84,8 +84,9 @@ def make_stepper(data: dict[str, Any], precision: str) -> Stepper:
     torch.manual_seed(0)
     row = Row(data["ids"], data["mask"], data["lengths"])
     target = make_target(case, data["embedding"])
-    last = data["last"][read_tokens(row)]
-    states = States(data["taps"], last, *teacher_of(target, last))
+    read = read_tokens(row)
+    told = (data[name][read] for name in ("last", "choice", "logsumexp"))
+    states = States(data["taps"], *told)
     head = Eagle3Head.for_target(target, data["draft_ids"], taps=TAPS)
     head.lm_head.weight.requires_grad_(case.lm_head)
     settings = TrainSection(unroll_steps=case.steps, precision=precision, epochs=10**6)

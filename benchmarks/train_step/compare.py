@@ -1,7 +1,7 @@
 """Our training step against that of another program, on the same shape, data and thread, in turn:
 
-    python benchmarks/train_step.py --against speculators --python ENV/bin/python --answers 0.75
-    python benchmarks/train_step.py --against specforge --python ENV/bin/python --shape small
+    python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python --answers 0.75
+    python benchmarks/train_step/compare.py --against specforge --python ENV/bin/python --shape small
 
 The other program lives in an environment of its own, whose Python `--python` or the variable
 HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A
@@ -87,9 +87,9 @@ def measure(programs: list[Program], turns: int, warm: int) -> list[dict[str, An
             told = program.worker.ask("step")
             if turn >= warm:
                 program.steps.append(told)
-        floor = programs[0].worker.ask("floor")
-        if turn >= warm:
-            floors.append(floor)
+        if turn >= warm or turn == 0:
+            floor = programs[0].worker.ask("floor")
+            floors += [floor] if turn >= warm else []
     return floors
 
 

@@ -56,7 +56,7 @@ SHAPES = {"smollm2": SMOLLM2, "small": SMALL}
 
 def make_data(case: Case, seed: int = 0) -> dict[str, Any]:
     """What a step reads: ids int64 [T], mask bool [T], lengths, taps [T, 3, H], last [T, H] (post
-    norm), embedding [V, H] (the output matrix too), draft_ids int64 [V_d] ascending.
+    norm) with the target's choice int64 [T] and logsumexp [T], embedding [V, H] (the output matrix too), draft_ids int64 [V_d] ascending.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -70,8 +70,9 @@ def make_data(case: Case, seed: int = 0) -> dict[str, Any]:
     mask = (torch.arange(case.length) >= prompt).repeat(case.documents)
     last = normal(case.tokens, case.width) + 3 * embedding[ids.roll(-1)]
     last = last / last.square().mean(-1, keepdim=True).sqrt()
-    first = torch.cat([(part @ embedding.T).argmax(-1) for part in last.split(256)])
-    assert torch.equal(first, ids.roll(-1)), "the target's first choice is the text"
+    said = [part @ embedding.T for part in last.split(256)]
+    choice = torch.cat([part.argmax(-1) for part in said])
+    assert torch.equal(choice, ids.roll(-1)), "the target's first choice is the text"
     sizes = torch.tensor([0.5, 1.0, 3.0])[:, None]
     return {
         "case": asdict(case),
@@ -80,6 +81,8 @@ def make_data(case: Case, seed: int = 0) -> dict[str, Any]:
         "lengths": [case.length] * case.documents,
         "taps": normal(case.tokens, 3, case.width) * sizes,
         "last": last,
+        "choice": choice,
+        "logsumexp": torch.cat([part.logsumexp(-1) for part in said]),
         "embedding": embedding,
         "draft_ids": draft_ids,
     }
