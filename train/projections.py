@@ -11,8 +11,6 @@ Shapes: T tokens of a packed row, n rows, H head width, h query and g key/value 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,9 +41,7 @@ class Projections:
         bias = None if biases[0] is None else torch.cat(biases)
         normed = layer.input_layernorm(embeds)
         self._query_weight, self._key_value_weight = query[:, width:], key_value[:, width:]
-        self._queries = F.linear(
-            take(normed, queried), query[:, :width], attention.q_proj.bias
-        )
+        self._queries = F.linear(take(normed, queried), query[:, :width], attention.q_proj.bias)
         self._key_values = F.linear(normed, key_value[:, :width], bias)
 
     def query(self, state: Tensor, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Our training step against that of another program, on the same shape, data and thread, in turn:
 
-    python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python --answers 0.75
-    python benchmarks/train_step/compare.py --against specforge --python ENV/bin/python --shape small
+    python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python \\
+        --answers 1 --answers 0.75 --lm-head trained --lm-head frozen
+    python benchmarks/train_step/compare.py --against specforge --python ENV/bin/python \\
+        --shape small --answers 0.75 --steps 7
 
 The other program lives in an environment of its own, whose Python `--python` or the variable
 HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A
@@ -18,6 +20,7 @@ import statistics
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +31,44 @@ from step_worker import Failed, Worker
 HERE = Path(__file__).parent
 RIVALS = ("speculators", "specforge")
 PRECISIONS = ("float32", "bfloat16")
+HEADS = ("trained", "frozen")
 
 
 class Program:
-    """A program that is measured: its worker, and what each of its steps took."""
+    """A program that is measured, and what each step of the present case took."""
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any], precision: str) -> None:
-        script = HERE / f"step_{name}.py"
-        wanted = PRECISIONS if precision == "fastest" else (precision,)
-        found: list[tuple[float, str]] = []
-        if len(wanted) > 1:
-            for one in wanted:
-                worker = self._start(name, python, script, settings, one)
-                worker.ask("step")
-                found.append((worker.ask("step")["cpu"], one))
-                worker.close()
-        self.name, self.precision = name, min(found)[1] if found else wanted[0]
-        self.tried = {one: spent for spent, one in found}
-        self.worker = self._start(name, python, script, settings, self.precision)
+    def __init__(self, name: str, python: str, threads: int) -> None:
+        self.name = name
+        self.worker = Worker(name, python, HERE / f"step_{name}.py", threads)
+        self.settings, self.tried = "", ""
         self.steps: list[dict[str, Any]] = []
 
-    @staticmethod
-    def _start(
-        name: str, python: str, script: Path, settings: dict[str, Any], precision: str
-    ) -> Worker:
-        given = settings | {"precision": precision}
-        return Worker(name, python, script, given, settings["threads"])
+    def begin(self, settings: dict[str, Any], precision: str) -> None:
+        """A case; `fastest` tries each precision first."""
+        self.tried, self.steps = "", []
+        if precision == "fastest":
+            found = {one: self._try(settings | {"precision": one}) for one in PRECISIONS}
+            precision = min(found, key=lambda one: found[one])
+            self.tried = ", ".join(f"{one} {spent:.2f}" for one, spent in found.items())
+        self.settings = self.worker.begin(settings | {"precision": precision})
+
+    def _try(self, settings: dict[str, Any]) -> float:
+        """CPU-seconds of the second step."""
+        self.worker.begin(settings)
+        self.worker.ask("step")
+        spent = self.worker.ask("step")["cpu"]
+        self.worker.ask("end")
+        return spent
 
     def median(self, what: str) -> float:
         return statistics.median(step[what] for step in self.steps)
 
     def line(self, tokens: int) -> str:
         """A row of the table."""
-        about, cpu = self.worker.about, [step["cpu"] for step in self.steps]
+        cpu = [step["cpu"] for step in self.steps]
         cells = [
-            f"{self.name} {about['version']}",
-            about["settings"],
+            f"{self.name} {self.worker.about['version']}",
+            self.settings,
             f"{self.median('cpu'):.3f} ({min(cpu):.3f} .. {max(cpu):.3f})",
             f"{self.median('wall'):.3f}",
             f"{tokens / self.median('cpu'):.0f}",
@@ -102,8 +107,7 @@ def report(case: Case, programs: list[Program], floors: list[dict[str, Any]]) ->
     ours, *others = programs
     for program in programs:
         if program.tried:
-            tried = ", ".join(f"{one} {spent:.2f}" for one, spent in program.tried.items())
-            print(f"{program.name} in each precision, CPU-s of one step: {tried}")
+            print(f"{program.name} in each precision, CPU-s of one step: {program.tried}")
     for other in others:
         cpu, grown = (
             ours.median("cpu") / other.median("cpu"),
@@ -135,12 +139,12 @@ def python_of(rival: str, given: str | None) -> str:
 @click.option("--against", type=click.Choice((*RIVALS, "none")), default="none", show_default=True)
 @click.option("--python", help="Python of the other program's environment.")
 @click.option("--shape", type=click.Choice(tuple(SHAPES)), default="smollm2", show_default=True)
-@click.option("--answers", default=1.0, show_default=True, help="Share of tokens that are trained.")
+@click.option("--answers", multiple=True, default=[1.0], help="Share of tokens that are trained.")
 @click.option("--documents", type=int, help="Documents in the row.")
 @click.option("--length", type=int, help="Tokens of each.")
 @click.option("--draft-vocab", type=int, help="Ids that can be drafted.")
 @click.option("--steps", type=int, help="Steps of the unroll.")
-@click.option("--lm-head", type=click.Choice(("trained", "frozen")), default="trained")
+@click.option("--lm-head", multiple=True, type=click.Choice(HEADS), default=["trained"])
 @click.option("--precision", type=click.Choice((*PRECISIONS, "fastest")), default="float32")
 @click.option("--optimiser", type=click.Choice(("adamw", "own")), default="adamw", help="Theirs.")
 @click.option("--turns", default=7, show_default=True)
@@ -151,8 +155,8 @@ def main(
     against: str,
     python: str | None,
     shape: str,
-    answers: float,
-    lm_head: str,
+    answers: tuple[float, ...],
+    lm_head: tuple[str, ...],
     precision: str,
     optimiser: str,
     turns: int,
@@ -161,26 +165,45 @@ def main(
     stages: bool,
     **sizes: int | None,
 ) -> None:
-    """Measure and print a table."""
+    """Measure and print a table for every case: every --answers with every --lm-head."""
     known = {key: value for key, value in sizes.items() if value is not None}
-    case = replace(SHAPES[shape], answers=answers, lm_head=lm_head == "trained", **known)
+    base = replace(SHAPES[shape], **known)
     other = None if against == "none" else python_of(against, python)
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data.pt"
-        import torch
-
-        torch.save(make_data(case), data)
-        settings = {"data": str(data), "threads": threads, "optimiser": optimiser}
-        try:
-            programs = [Program("headsmith", sys.executable, settings, precision)]
-            if other is not None:
-                programs.append(Program(against, other, settings, precision))
-            print(f"{case.text()}, {threads} threads, {turns} turns\n")
-            report(case, programs, measure(programs, turns, warm))
+    try:
+        programs = [Program("headsmith", sys.executable, threads)]
+        if other is not None:
+            programs.append(Program(against, other, threads))
+        for share, head in product(answers, lm_head):
+            case = replace(base, answers=share, lm_head=head == "trained")
+            print(f"\n{case.text()}, {threads} threads, {turns} turns\n", flush=True)
+            run(
+                case, programs, {"threads": threads, "optimiser": optimiser}, precision, turns, warm
+            )
             if stages:
                 print(f"\n{programs[0].worker.ask('stages')['table']}")
-        except Failed as error:
-            raise click.ClickException(str(error)) from None
+            for program in programs:
+                program.worker.ask("end")
+    except Failed as error:
+        raise click.ClickException(str(error)) from None
+
+
+def run(
+    case: Case,
+    programs: list[Program],
+    settings: dict[str, Any],
+    precision: str,
+    turns: int,
+    warm: int,
+) -> None:
+    """Measure one case and print what came out; the programs are left running."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data.pt"
+        torch.save(make_data(case), data)
+        for program in programs:
+            program.begin(settings | {"data": str(data)}, precision)
+    report(case, programs, measure(programs, turns, warm))
 
 
 if __name__ == "__main__":

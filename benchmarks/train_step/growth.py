@@ -6,17 +6,15 @@ Each line is a process of its own; what a line does not name is as in the first 
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
-import sys
-import tempfile
+import time
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import click
 from step_case import SMOLLM2, Case, make_data
-from step_worker import Failed, Worker
 
-SCRIPT = Path(__file__).parent / "step_headsmith.py"
 # Row length in one document; then the other three at 1,024 tokens in four documents.
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 DRAFTED = (2048, 4096, 8192, 16384, 32768)
@@ -36,18 +34,37 @@ def cases() -> dict[str, list[tuple[str, Case]]]:
     }
 
 
-def cost(case: Case, threads: int, times: int) -> tuple[float, int]:
-    """CPU-seconds a step, median, and the bytes that the process grows by."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data.pt"
-        import torch
+def cost(case: Case, threads: int, times: int) -> dict[str, float]:
+    """CPU-seconds a step, median, and the bytes that a fresh process grows by."""
+    context = multiprocessing.get_context("forkserver")
+    # Everything is imported once, in the process that the others are forked from.
+    context.set_forkserver_preload(["step_headsmith"])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(case, threads, times, there))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        raise click.ClickException(f"no figures for {case.text()}; it says why above") from None
+    finally:
+        process.join()
 
-        torch.save(make_data(case), data)
-        settings = {"data": str(data), "threads": threads, "precision": "float32"}
-        worker = Worker("headsmith", sys.executable, SCRIPT, settings, threads)
-        steps = [worker.ask("step") for _ in range(times + 1)][1:]
-        worker.close()
-    return statistics.median(step["cpu"] for step in steps), steps[-1]["growth"]
+
+def _measure(case: Case, threads: int, times: int, answer: Any) -> None:
+    """One line, in a process of its own."""
+    import torch
+    from step_headsmith import make_stepper
+    from step_worker import reset_peak
+
+    torch.set_num_threads(threads)
+    stepper = make_stepper(make_data(case), "float32")
+    grown, spent = reset_peak(), []
+    for number in range(times + 1):
+        begin = time.process_time()
+        stepper.run(number)
+        spent.append(time.process_time() - begin)
+    answer.send({"seconds": statistics.median(spent[1:]), "grown": grown()})
 
 
 @click.command()
@@ -63,10 +80,8 @@ def main(only: str, threads: int, times: int) -> None:
         print(f"\n| {name} | CPU-s a step | of the first | MiB grown |\n|---|---|---|---|")
         first = None
         for value, case in lines:
-            try:
-                seconds, grown = cost(case, threads, times)
-            except Failed as error:
-                raise click.ClickException(str(error)) from None
+            found = cost(case, threads, times)
+            seconds, grown = found["seconds"], found["grown"]
             first = first or seconds
             print(f"| {value} | {seconds:.2f} | {seconds / first:.2f} | {grown / 2**20:.0f} |")
 

@@ -4,7 +4,6 @@ states that lie in memory.
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -167,20 +166,11 @@ def build(settings: dict[str, Any]) -> Answers:
                     step()
         return {"table": found.table()}
 
-    def about() -> dict[str, Any]:
-        return {
-            "version": importlib.metadata.version("headsmith") if installed() else "working tree",
-            "torch": torch.__version__,
-            "settings": f"{settings['precision']}, AdamW fused",
-        }
+    def about() -> str:
+        return f"{settings['precision']}, AdamW fused"
 
-    return {"about": about, "step": step, "floor": floor, "stages": stages}
-
-
-def installed() -> bool:
-    """Whether there is a version to name."""
-    return any(d.name == "headsmith" for d in importlib.metadata.distributions())
+    return {"settings": about, "step": step, "floor": floor, "stages": stages}
 
 
 if __name__ == "__main__":
-    serve(build)
+    serve({"version": "working tree"}, build)

@@ -10,7 +10,11 @@ import importlib.metadata
 from typing import Any
 
 import torch
+from specforge.algorithms.eagle3 import model as package
+from specforge.modeling.draft import LlamaForCausalLMEagle3
+from specforge.optimizer import BF16Optimizer
 from step_worker import Answers, serve
+from transformers import LlamaConfig
 
 
 def plain_loss(logits: Any, target: Any, mask: Any) -> Any:
@@ -27,11 +31,6 @@ class PlainLoss:
 
 def build(settings: dict[str, Any]) -> Answers:
     """The answers of this program."""
-    from specforge.algorithms.eagle3 import model as package
-    from specforge.modeling.draft import LlamaForCausalLMEagle3
-    from specforge.optimizer import BF16Optimizer
-    from transformers import LlamaConfig
-
     package.LogSoftmaxLoss = PlainLoss
     torch.set_num_threads(settings["threads"])
     data = torch.load(settings["data"], weights_only=True)
@@ -84,15 +83,11 @@ def build(settings: dict[str, Any]) -> Answers:
         optimiser.step()
         return {"loss": float(loss.detach())}
 
-    def about() -> dict[str, Any]:
-        return {
-            "version": importlib.metadata.version("specforge"),
-            "torch": torch.__version__,
-            "settings": f"{settings['precision']} weights, sdpa, compact teacher",
-        }
+    def about() -> str:
+        return f"{settings['precision']} weights, sdpa, compact teacher"
 
-    return {"about": about, "step": step}
+    return {"settings": about, "step": step}
 
 
 if __name__ == "__main__":
-    serve(build)
+    serve({"version": importlib.metadata.version("specforge")}, build)

@@ -5,13 +5,17 @@ its loss and its optimisers through their public interface, in an environment of
 from __future__ import annotations
 
 import importlib.metadata
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from speculators import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from speculators.train.optimizers import build_optimizers
 from step_worker import Answers, serve
+from transformers import LlamaConfig
 
 # What the trainer of the package uses when nothing else is said.
 OPTIMISER = {
@@ -27,11 +31,6 @@ OPTIMISER = {
 
 def make_model(data: dict[str, Any], attention: str) -> torch.nn.Module:
     """A plain EAGLE-3 head of the case, with the target's rows as lm_head."""
-    from speculators import SpeculatorsConfig, VerifierConfig
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-    from transformers import LlamaConfig
-
     case = data["case"]
     body = LlamaConfig(
         hidden_size=case["width"],
@@ -78,9 +77,6 @@ def make_model(data: dict[str, Any], attention: str) -> torch.nn.Module:
 
 def build(settings: dict[str, Any]) -> Answers:
     """The answers of this program."""
-    from speculators.losses import resolve_loss_config
-    from speculators.train.optimizers import build_optimizers
-
     torch.set_num_threads(settings["threads"])
     data = torch.load(settings["data"], weights_only=True)
     case, lengths = data["case"], data["lengths"]
@@ -117,15 +113,11 @@ def build(settings: dict[str, Any]) -> Answers:
             optimiser.step()
         return {"loss": float(loss.detach())}
 
-    def about() -> dict[str, Any]:
-        return {
-            "version": importlib.metadata.version("speculators"),
-            "torch": torch.__version__,
-            "settings": f"{settings['precision']}, {attention}, {name}",
-        }
+    def about() -> str:
+        return f"{settings['precision']}, {attention}, {name}"
 
-    return {"about": about, "step": step}
+    return {"settings": about, "step": step}
 
 
 if __name__ == "__main__":
-    serve(build)
+    serve({"version": importlib.metadata.version("speculators")}, build)

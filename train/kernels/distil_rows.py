@@ -15,7 +15,6 @@ from headsmith.inference.kernels import use_kernels
 from headsmith.models.linear import at_least_float32
 from headsmith.train.loss import LossSettings
 
-
 # Logits that are gone through at a time on a CPU: what several passes find in the cache again.
 _BLOCK = 1 << 19
 # Columns among which a maximum is found before its place is.
