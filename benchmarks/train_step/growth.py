@@ -1,5 +1,5 @@
-"""How the cost of our training step grows with row length, draft vocabulary, steps of the unroll and
-share of prompt tokens: `python benchmarks/train_step/growth.py`.
+"""How the cost of our training step grows with row length, draft vocabulary, steps of the unroll
+and share of prompt tokens: `python benchmarks/train_step/growth.py`.
 
 Each line is a process of its own; what a line does not name is as in the first table's caption.
 """

@@ -56,7 +56,8 @@ SHAPES = {"smollm2": SMOLLM2, "small": SMALL}
 
 def make_data(case: Case, seed: int = 0) -> dict[str, Any]:
     """What a step reads: ids int64 [T], mask bool [T], lengths, taps [T, 3, H], last [T, H] (post
-    norm) with the target's choice int64 [T] and logsumexp [T], embedding [V, H] (the output matrix too), draft_ids int64 [V_d] ascending.
+    norm) with the target's choice int64 [T] and logsumexp [T], embedding [V, H] (the output matrix
+    too), draft_ids int64 [V_d] ascending.
     """
     g = torch.Generator().manual_seed(seed)
 

@@ -1,5 +1,5 @@
-"""headsmith's training step as a worker of benchmarks/train_step/compare.py: the trainer's own `Stepper` on
-states that lie in memory.
+"""headsmith's training step as a worker of compare.py: the trainer's own `Stepper` on states that
+lie in memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The training step of SpecForge as a worker of benchmarks/train_step/compare.py: its model and optimiser
-through their public interface, in an environment of their own.
+"""The training step of SpecForge as a worker of compare.py: its model and optimiser through their
+public interface, in an environment of their own.
 
 Its loss is a Triton kernel, which a CPU cannot run: the same sum in plain torch stands in.
 """

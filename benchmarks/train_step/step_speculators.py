@@ -1,5 +1,5 @@
-"""The training step of the speculators package as a worker of benchmarks/train_step/compare.py: its model,
-its loss and its optimisers through their public interface, in an environment of their own.
+"""The training step of the speculators package as a worker of compare.py: its model, its loss and
+its optimisers through their public interface, in an environment of their own.
 """
 
 from __future__ import annotations

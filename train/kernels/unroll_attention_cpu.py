@@ -3,8 +3,8 @@
 Of all ways to leave a key out, -inf in an exponential of millions of numbers is the slowest on a
 CPU; torch's operation works in tiles that stay in the cache. It returns the log-sum-exp of each
 query, so the later keys of a row join in as they do anywhere: each part is weighed by its share.
-Its backward asks for the output and the log-sum-exp, and given those of all keys together it returns
-what the keys of step 0 have of the gradient.
+Its backward asks for the output and the log-sum-exp, and given those of all keys together it
+returns what the keys of step 0 have of the gradient.
 
 Shapes as in `headsmith.train.kernels.unroll_attention`.
 """
@@ -20,7 +20,7 @@ from headsmith.models.linear import at_least_float32
 from headsmith.train.kernels.unroll_attention import Layout
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
-# Queries that are computed at a time: of their square of keys, half is hidden and made all the same.
+# Queries at a time: of their square of keys half is hidden, and computed all the same.
 CHUNK = 128
 
 
