@@ -3,7 +3,7 @@
     python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python \\
         --answers 1 --answers 0.75 --lm-head trained --lm-head frozen
     python benchmarks/train_step/compare.py --against specforge --python ENV/bin/python \\
-        --shape small --answers 0.75 --steps 7
+        --shape small --answers 0.75
 
 The other program lives in an environment of its own, whose Python `--python` or the variable
 HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A

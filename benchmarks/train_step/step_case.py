@@ -47,9 +47,15 @@ class Case:
 
 
 SMOLLM2 = Case()
-# A random Llama of four blocks, as SpecForge was measured with.
 SMALL = replace(
-    SMOLLM2, width=256, heads=4, kv_heads=2, intermediate=1024, vocab=4096, draft_vocab=2048
+    SMOLLM2,
+    width=256,
+    heads=4,
+    kv_heads=2,
+    intermediate=1024,
+    vocab=4096,
+    draft_vocab=2048,
+    steps=7,
 )
 SHAPES = {"smollm2": SMOLLM2, "small": SMALL}
 
