@@ -39,7 +39,8 @@ def build_optimisers(head: nn.Module, settings: TrainSection) -> list[Optimizer]
     groups = [
         {"weight_decay": settings.weight_decay} | group for group in groups if group["params"]
     ]
-    return [torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)]
+    # One pass over weights, gradients and moments instead of one an operation.
+    return [torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)]
 
 
 def _relative_size(weight: Tensor) -> float:

@@ -23,6 +23,7 @@ from headsmith.models.target import Target
 from headsmith.train.kernels.distil import Teacher, distil
 from headsmith.train.kernels.unroll_attention import unroll_attention
 from headsmith.train.loss import LossSettings
+from headsmith.train.projections import Projections, take
 from headsmith.train.stages import backward_from, stage
 
 
@@ -117,31 +118,42 @@ def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Itera
     lengths = torch.tensor(row.lengths, device=row.ids.device)
     document_starts = starts.repeat_interleave(lengths)
     positions = torch.arange(len(row.ids), device=row.ids.device) - document_starts
-    # The last row of a document reads a token of the next one; no loss row ever attends to it.
     z = head.fuse(row.taps.to(head.fc.weight.dtype))
-    u = layer.inputs(head.embed(target, row.ids.roll(-1)).to(z.dtype), z)
-    keys, values = layer.key_value(u, *head.cos_sin(positions))
+    embeds = head.embed(target, row.ids).to(z.dtype)
+    products = Projections(layer, embeds, queried(row, steps))
+    normed = layer.hidden_norm(z)
+    # The last row of a document reads a token of the next one; no loss row ever attends to it.
+    following = torch.arange(len(row.ids), device=row.ids.device).roll(-1)
+    keys, values = products.key_value(normed, following, *head.cos_sin(positions))
     own: list[tuple[Tensor, Tensor]] = []
     g = z
     for k in range(steps):
         rows = row.rows[k]
         if k == 0:
-            z, u = z[rows], u[rows]
+            z, normed = take(z, rows), take(normed, rows)
         else:
             # Rows are nested, so this step's rows are found among the previous step's.
             kept = torch.searchsorted(row.rows[k - 1], rows)
-            z = head.feedback(g[kept])
-            own = [(key[:, kept], value[:, kept]) for key, value in own]
-            u = layer.inputs(head.embed(target, row.ids[rows + 1 + k]).to(z.dtype), z)
+            z = head.feedback(take(g, kept))
+            own = [(take(key, kept, 1), take(value, kept, 1)) for key, value in own]
+            normed = layer.hidden_norm(z)
         cos_sin = head.cos_sin(positions[rows] + k)
         if k > 0:
-            own.append(layer.key_value(u, *cos_sin))
-        query = layer.query(u, *cos_sin)
+            own.append(products.key_value(normed, rows + 1 + k, *cos_sin))
+        query = products.query(normed, rows + 1 + k, *cos_sin)
         attended = unroll_attention(
             query, keys, values, own, rows, row.lengths, head.config.sliding_window
         )
         g = layer.output(z, attended)
         yield g
+
+
+def queried(row: TrainRow, steps: int) -> Tensor:
+    """Places of the tokens that a query is made with at any step, int64 ascending."""
+    reads = torch.zeros(len(row.ids), dtype=torch.bool, device=row.ids.device)
+    for k in range(steps):
+        reads[row.rows[k] + 1 + k] = True
+    return reads.nonzero().flatten()
 
 
 @dataclass(slots=True)

@@ -96,14 +96,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """By the sorted states [N, H] and by the weight [V_d, H]."""
+    """By the sorted states [N, H] and by the weight [V_d, H], None where it is not trained."""
 
     states: Tensor
-    weight: Tensor
+    weight: Tensor | None
 
     @classmethod
-    def zeros(cls, states: Tensor, weight: Tensor) -> Gradients:
-        return cls(*(at_least_float32(torch.zeros_like(t)) for t in (states, weight)))
+    def zeros(cls, states: Tensor, weight: Tensor, trains_weight: bool) -> Gradients:
+        made = at_least_float32(torch.zeros_like(weight)) if trains_weight else None
+        return cls(at_least_float32(torch.zeros_like(states)), made)
 
 
 def distil(
@@ -143,11 +144,12 @@ def distil(
     hint = torch.ones(len(counts)) if weights is None else weights
     hint = hint.detach().to(device, at_least_float32(weight.new_empty(0)).dtype)
     trained = torch.is_grad_enabled() and (total.requires_grad or weight.requires_grad)
-    rows, choice = Distillation.apply(total[order], weight, work, hint, trained)
+    # The order has every row once, and the gradient of this gather adds nothing up twice.
+    rows, choice = Distillation.apply(total.index_select(0, order), weight, work, hint, trained)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=device)
     # In the order of the rows again, so that a step's sum does not depend on how rows are packed.
-    sums = [part.sum() for part in rows[back].split(counts)]
+    sums = [part.sum() for part in rows.index_select(0, back).split(counts)]
     return torch.stack(sums), list(choice[back].split(counts))
 
 
@@ -162,7 +164,7 @@ class Distillation(torch.autograd.Function):
         full = teacher.logsumexp[work.slots].to(hint.dtype)
         covered = teacher.covered[work.slots].to(hint.dtype)
         rows = Rows.begin(full, covered, hint[work.steps])
-        grads = Gradients.zeros(states, weight) if trained else None
+        grads = Gradients.zeros(states, weight, ctx.needs_input_grad[1]) if trained else None
         for parts in visits(work, len(weight), trained):
             sweep(states, weight, work, rows, parts, grads)
         ctx.save_for_backward(states, weight)
@@ -174,15 +176,21 @@ class Distillation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         work, rows, grads = ctx.work, ctx.rows, ctx.grads
-        factor = proportion(grad, rows.scale)
+        # Given away, so that the weight's becomes its `.grad` without a copy; a second backward
+        # makes them again.
+        ctx.grads = None
+        factor = None if grads is None else proportion(grad, rows.scale)
         if factor is None:
-            grads, factor = Gradients.zeros(states, weight), 1.0
+            grads, factor = Gradients.zeros(states, weight, ctx.needs_input_grad[1]), 1.0
             parts = Parts(gradient=True)
             sweep(states, weight, work, replace(rows, scale=grad.contiguous()), parts, grads)
+        assert grads is not None
         by_states, by_weight = grads.states, grads.weight
         if factor != 1.0:
-            by_states, by_weight = by_states * factor, by_weight * factor
-        return by_states.to(states.dtype), by_weight.to(weight.dtype), None, None, None
+            by_states.mul_(factor)
+            by_weight = None if by_weight is None else by_weight.mul_(factor)
+        by_weight = None if by_weight is None else by_weight.to(weight.dtype)
+        return by_states.to(states.dtype), by_weight, None, None, None
 
 
 def visits(work: Work, vocab: int, trained: bool) -> list[Parts]:
@@ -219,7 +227,8 @@ def sweep(
                 if parts.gradient and grads is not None:
                     slope = slope.to(work.dtype)
                     _add_product(grads.states[cut], slope, w)
-                    _add_product(grads.weight[columns], slope.T, x)
+                    if grads.weight is not None:
+                        _add_product(grads.weight[columns], slope.T, x)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

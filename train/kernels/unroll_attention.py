@@ -35,17 +35,17 @@ class Layout:
     lengths: Sequence[int]
     window: int | None = None
 
-    def pieces(self, later: int) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Queries, the keys that any of them sees, and which of those are hidden from each, bool
-        [m, keys].
+    def pieces(self, later: int, size: int) -> Iterator[tuple[slice, slice, Tensor]]:
+        """At most `size` queries of one document, the keys that any of them sees, and which of
+        those are hidden from each, bool [m, keys].
         """
         device = self.rows.device
         ends = torch.tensor(self.lengths, device=device).cumsum(0)
         cuts = torch.searchsorted(self.rows, ends).tolist()
         start, first = 0, 0
         for length, cut in zip(self.lengths, cuts, strict=True):
-            for begin in range(first, cut, CHUNK):
-                queries = slice(begin, min(begin + CHUNK, cut))
+            for begin in range(first, cut, size):
+                queries = slice(begin, min(begin + size, cut))
                 place = self.rows[queries, None]
                 # Keys behind the last query are seen by no one.
                 low, high = start, int(place[-1]) + 1
@@ -108,11 +108,8 @@ class UnrollAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, keys, values, own_keys, own_values, out, lse = ctx.saved_tensors
-        delta = (at_least_float32(grad) * out).sum(-1)
-        grad, layout = grad.contiguous(), ctx.layout
-        made = backward(query, keys, values, own_keys, own_values, lse, delta, grad, layout)
-        return *made, None
+        *inputs, out, lse = ctx.saved_tensors
+        return *backward(*inputs, out, lse, grad.contiguous(), ctx.layout), None
 
 
 def forward(
@@ -128,6 +125,10 @@ def forward(
         from headsmith.train.kernels.unroll_attention_launch import launch_forward
 
         return launch_forward(query, keys, values, own_keys, own_values, layout)
+    from headsmith.train.kernels import unroll_attention_cpu as cpu
+
+    if cpu.runs(query, layout):
+        return cpu.forward(query, keys, values, own_keys, own_values, layout)
     return reference_forward(query, keys, values, own_keys, own_values, layout)
 
 
@@ -137,19 +138,25 @@ def backward(
     values: Tensor,
     own_keys: Tensor,
     own_values: Tensor,
+    out: Tensor,
     lse: Tensor,
-    delta: Tensor,
     grad: Tensor,
     layout: Layout,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by the first five; `grad` [h, n, d] is that by the output, `delta` [h, n] its
-    product with the output.
-    """
-    if use_kernels(query.device):
+    """Gradients by the first five; `grad` [h, n, d] is that by the output."""
+    from headsmith.train.kernels import unroll_attention_cpu as cpu
+
+    inputs = (query, keys, values, own_keys, own_values)
+    kernels = use_kernels(query.device)
+    if not kernels and cpu.runs(query, layout):
+        return cpu.backward(*inputs, out, lse, grad, layout)
+    # What the softmax takes back of every weight's gradient.
+    delta = (at_least_float32(grad) * out).sum(-1)
+    if kernels:
         from headsmith.train.kernels.unroll_attention_launch import launch_backward as made
     else:
         made = reference_backward
-    return made(query, keys, values, own_keys, own_values, lse, delta, grad, layout)
+    return made(*inputs, lse, delta, grad, layout)
 
 
 def reference_forward(
@@ -165,7 +172,7 @@ def reference_forward(
     out = torch.empty_like(query)
     lse = at_least_float32(query.new_empty(query.shape[:2]))
     with torch.autocast(query.device.type, enabled=False):
-        for queries, seen, hidden in layout.pieces(len(own_keys)):
+        for queries, seen, hidden in layout.pieces(len(own_keys), CHUNK):
             q = query[:, queries].unflatten(0, (groups, -1))
             scores = _scores(q, keys[:, seen], own_keys[:, :, queries], hidden)
             sums = scores.logsumexp(-1)
@@ -192,7 +199,7 @@ def reference_backward(
     by_query, by_own_key, by_own_value = map(torch.zeros_like, (query, own_keys, own_values))
     by_key, by_value = (at_least_float32(torch.zeros_like(x)) for x in (keys, values))
     with torch.autocast(query.device.type, enabled=False):
-        for queries, seen, hidden in layout.pieces(later):
+        for queries, seen, hidden in layout.pieces(later, CHUNK):
             q, out_grad = (x[:, queries].unflatten(0, (groups, -1)) for x in (query, grad))
             sums, product = (x[:, queries].unflatten(0, (groups, -1)) for x in (lse, delta))
             own_key, own_value = own_keys[:, :, queries], own_values[:, :, queries]

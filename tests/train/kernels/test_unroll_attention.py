@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 
 from headsmith.train.kernels import unroll_attention as module
+from headsmith.train.kernels import unroll_attention_cpu as cpu
 from headsmith.train.kernels.unroll_attention import unroll_attention
 
 LENGTHS = [7, 1, 30, 12]
 ROWS = [0, 3, 6, 8, 9, 12, 20, 33, 37, 40, 49]
+
+
+@pytest.fixture(params=["cpu", "reference"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By torch's operation for CPUs, and without."""
+    if request.param == "reference":
+        monkeypatch.setattr(cpu, "runs", lambda query, layout: False)
+    return request.param
 
 
 def inputs(
@@ -60,11 +69,20 @@ def test_rows_see_what_the_definition_says(
     later: int, window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(cpu, "CHUNK", chunk)
     given = inputs(later)
     found, expected = attend(given, window), one_by_one(given, window)
     assert (found - expected).abs().max() < 1e-12
     pairs = zip(gradients(found, given), gradients(expected, given), strict=True)
     assert all((a - b).abs().max() < 1e-10 for a, b in pairs)
+
+
+def test_who_is_asked(way: str) -> None:
+    """Torch's operation runs where it can: without a window."""
+    query = inputs(0)[0]
+    for window in (None, 5):
+        layout = module.Layout(torch.tensor(ROWS), LENGTHS, window)
+        assert cpu.runs(query, layout) == (way == "cpu" and window is None)
 
 
 def test_a_window_without_keys_of_step_0_leaves_the_own_ones() -> None:
