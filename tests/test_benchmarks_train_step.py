@@ -29,10 +29,10 @@ def test_an_environment_that_nobody_named(compare: ModuleType) -> None:
 @pytest.mark.slow
 def test_an_environment_without_the_program(compare: ModuleType, tmp_path: Path) -> None:
     for python, word in ((tmp_path / "none", "cannot be run"), (Path(sys.executable), "No module")):
-        program = ["--against", "specforge", "--python", str(python)]
+        program = ["--against", "speculators", "--python", str(python)]
         result = CliRunner().invoke(compare.main, [*program, *TINY])
         assert result.exit_code == 1
-        assert result.output.startswith("Error: specforge: ") and word in result.output
+        assert result.output.startswith("Error: speculators: ") and word in result.output
 
 
 @pytest.mark.slow

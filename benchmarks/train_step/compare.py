@@ -2,11 +2,9 @@
 
     python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python \\
         --answers 1 --answers 0.75 --lm-head trained --lm-head frozen
-    python benchmarks/train_step/compare.py --against specforge --python ENV/bin/python \\
-        --shape small --answers 0.75
 
 The other program lives in an environment of its own, whose Python `--python` or the variable
-HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A
+HEADSMITH_SPECULATORS_PYTHON names; `--against none` leaves it out. A
 step is everything from zeroed gradients to moved weights, with gradients clipped, on states that
 lie in memory. CPU-seconds judge: they leave out what other jobs of the machine take. Memory is how
 far a process grows at its peak beyond model and data. The last lines say how fast the same matrix
@@ -29,7 +27,7 @@ from step_case import SHAPES, Case, make_data
 from step_worker import Failed, Worker
 
 HERE = Path(__file__).parent
-RIVALS = ("speculators", "specforge")
+RIVALS = ("speculators",)
 PRECISIONS = ("float32", "bfloat16")
 HEADS = ("trained", "frozen")
 
@@ -139,7 +137,9 @@ def python_of(rival: str, given: str | None) -> str:
 @click.option("--against", type=click.Choice((*RIVALS, "none")), default="none", show_default=True)
 @click.option("--python", help="Python of the other program's environment.")
 @click.option("--shape", type=click.Choice(tuple(SHAPES)), default="smollm2", show_default=True)
-@click.option("--answers", multiple=True, default=[1.0], help="Share of tokens that are trained.")
+@click.option(
+    "--answers", multiple=True, type=float, default=[1.0], help="Share of tokens that are trained."
+)
 @click.option("--documents", type=int, help="Documents in the row.")
 @click.option("--length", type=int, help="Tokens of each.")
 @click.option("--draft-vocab", type=int, help="Ids that can be drafted.")
