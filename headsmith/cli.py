@@ -34,6 +34,9 @@ COMMANDS = {
     "data": Entry("headsmith.data.cli:data", "Prepare, regenerate, mix, clean, capture data."),
     "eval": Entry("headsmith.inference.cli:eval_", "Measure a head: tau, rates, speed, equality."),
     "tune": Entry("headsmith.inference.tune_cli:tune_", "Pick a draft and a batch limit."),
+    "profile": Entry(
+        "headsmith.inference.profile_cli:profile_", "Show what a round costs, and what pays."
+    ),
     "calibrate": Entry(
         "headsmith.inference.calibrate_cli:calibrate", "Build the draft tree of Medusa heads."
     ),

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headsmith.inference.accept import Rule
 from headsmith.inference.drafters import Update
 from headsmith.inference.noise import Place
 from headsmith.inference.records import FinishReason, Pass, Request, Response
 from headsmith.inference.tree import Tree
-from headsmith.models.prefix import Features
+
+NOTHING = torch.empty(0)
 
 
 @dataclass(slots=True)
@@ -84,13 +86,34 @@ class Active:
 
 
 @dataclass(slots=True)
-class Verified:
-    """What the target says of a tree of n nodes: logits [n, V], the rule's choice behind each node
-    and its place, the states of each; its likeliest tokens where the drafter reads them.
+class Kept:
+    """What a tree gave: the nodes `path` that are kept, the root first, the tokens behind the root,
+    the target's own last; `ended` how many of those count and why the answer ends, or None where
+    that is still to be found out.
     """
 
-    logits: Tensor
-    choices: list[int]
-    places: list[Place]
-    states: Features
+    path: list[int]
+    new: list[int]
+    ended: tuple[int, FinishReason | None] | None = None
+
+
+@dataclass(slots=True)
+class Verified:
+    """What the target says of a tree of n nodes: what is `kept`, or what the rule needs to tell,
+    logits [n, V], its choice behind each node and their places; the target's likeliest tokens
+    where the drafter reads them.
+    """
+
+    logits: Tensor = NOTHING
+    choices: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     likeliest: list[int] | None = None
+    kept: Kept | None = None
+
+    def keep(self, rule: Rule, tree: Tree) -> Kept:
+        """The path to keep and the tokens that it commits."""
+        if self.kept is not None:
+            return self.kept
+        accepted = rule.accept(tree, self.logits, self.choices, self.places)
+        path = accepted.path
+        return Kept(path, [*(tree.tokens[node] for node in path[1:]), accepted.bonus])

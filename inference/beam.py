@@ -1,7 +1,7 @@
 """Trees of drafters that read their own drafts: a beam search, or fixed ranks, level by level.
 
-Shapes: B requests, m nodes of a frontier, e of all frontiers before it, k children of a node, V ids
-that can be drafted.
+Shapes: B requests, m nodes of a frontier, e of all frontiers before it, k children of a node, H
+width of the states that are ranked.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels.tree_build import MOST_NODES, Candidates, build, grow
+from headsmith.inference.ranking import Ranking
+from headsmith.inference.stages import stage
 from headsmith.inference.tree import DynamicTree, RankTree, Tree, choose_nodes
 
 
@@ -17,7 +21,7 @@ class Expand(Protocol):
     """Runs drafted nodes behind their ancestors."""
 
     def __call__(self, tokens: Tensor, origins: Tensor, seen: Tensor, depths: Tensor) -> Tensor:
-        """Logits [B, m, V] behind the frontier's tokens, target ids int64 [B, m].
+        """States [B, m, H] of the frontier's tokens, target ids int64 [B, m].
 
         `origins` int64 [B, m] says which node of the frontier before drafted each (the root of the
         first frontier is number 0); `seen` bool [B, m, e + m] marks each node's ancestors among all
@@ -31,56 +35,89 @@ def draft_trees(
     expand: Expand,
     shape: DynamicTree | RankTree,
     roots: Sequence[int],
-    ids: Tensor,
+    ranking: Ranking,
 ) -> list[Tree]:
-    """A tree for each request: first [B, V] are the logits behind its root, ids int64 [V] the
-    target ids of the columns.
+    """A tree for each request: first [B, H] are the states of the roots, and `ranking` says which
+    ids are likely behind a state.
     """
-    if isinstance(shape, DynamicTree):
-        return _beam_search(first, expand, shape, roots, ids)
-    return _fixed_ranks(first, expand, shape, roots, ids)
+    if isinstance(shape, RankTree):
+        return _fixed_ranks(first, expand, shape, roots, ranking)
+    if use_kernels(first.device) and shape.nodes < MOST_NODES:
+        return _beam_by_kernels(first, expand, shape, roots, ranking)
+    return _beam_search(first, expand, shape, roots, ranking)
 
 
 def _beam_search(
-    first: Tensor, expand: Expand, shape: DynamicTree, roots: Sequence[int], ids: Tensor
+    first: Tensor, expand: Expand, shape: DynamicTree, roots: Sequence[int], ranking: Ranking
 ) -> list[Tree]:
     """Expand the k likeliest of each level, then keep the likeliest nodes of all levels
     (spec/eagle.md 6.3).
     """
-    batch, k = len(roots), min(shape.topk, first.shape[1])
+    batch, k = len(roots), min(shape.topk, ranking.size)
     own = torch.eye(k, dtype=torch.bool, device=first.device).expand(batch, k, k)
-    scores, columns = first.float().log_softmax(-1).topk(k)
-    tokens, origins = ids[columns], torch.zeros_like(columns)
-    levels = [(tokens, scores, torch.full_like(columns, -1))]
+    with stage("draft lm_head"):
+        scores, tokens = ranking.scored(first, k)
+    origins = torch.zeros_like(tokens)
+    levels = [(tokens, scores, torch.full_like(tokens, -1))]
     numbers = torch.arange(k, device=first.device).expand(batch, k)
     seen, start = own, k
     for level in range(shape.depth - 1):
         depths = torch.arange(level + 1).repeat_interleave(k)
-        logits = expand(tokens, origins, seen, depths)
-        logp, columns = logits.float().log_softmax(-1).topk(k)
-        logp = (scores[:, :, None] + logp).flatten(1)
-        children = ids[columns].flatten(1)
-        levels.append((children, logp, numbers.repeat_interleave(k, 1)))
-        scores, chosen = logp.topk(k)
-        tokens, origins = children.gather(1, chosen), chosen // k
-        kept = seen.gather(1, origins[:, :, None].expand(-1, -1, seen.shape[-1]))
-        seen = torch.cat([kept, own], -1)
-        numbers, start = start + chosen, start + k * k
-    all_tokens, all_scores, parents = (torch.cat(column, 1) for column in zip(*levels, strict=True))
-    return [
-        choose_nodes(all_tokens[i], all_scores[i], parents[i], root, shape.nodes)
-        for i, root in enumerate(roots)
-    ]
+        states = expand(tokens, origins, seen, depths)
+        with stage("draft lm_head"):
+            logp, children = ranking.scored(states, k)
+        with stage("tree build"):
+            logp, children = (scores[:, :, None] + logp).flatten(1), children.flatten(1)
+            levels.append((children, logp, numbers.repeat_interleave(k, 1)))
+            scores, chosen = logp.topk(k)
+            tokens, origins = children.gather(1, chosen), chosen // k
+            kept = seen.gather(1, origins[:, :, None].expand(-1, -1, seen.shape[-1]))
+            seen = torch.cat([kept, own], -1)
+            numbers, start = start + chosen, start + k * k
+    with stage("tree build"):
+        ids, scores, parents = (torch.cat(column, 1) for column in zip(*levels, strict=True))
+        return [
+            choose_nodes(ids[i], scores[i], parents[i], root, shape.nodes)
+            for i, root in enumerate(roots)
+        ]
+
+
+def _beam_by_kernels(
+    first: Tensor, expand: Expand, shape: DynamicTree, roots: Sequence[int], ranking: Ranking
+) -> list[Tree]:
+    """The same, a launch for each level and one for the trees; the host reads once, at the end."""
+    device, batch, k = first.device, len(roots), min(shape.topk, ranking.size)
+    own = torch.eye(k, dtype=torch.bool, device=device).expand(batch, k, k)
+    found = Candidates.empty(batch, k, shape.depth, device)
+    with stage("draft lm_head"):
+        logp, ids = ranking.scored(first[:, None], k)
+    with stage("tree build"):
+        frontier, seen = grow(ids, logp, None, found, 0), own
+    for level in range(1, shape.depth):
+        depths = torch.arange(level).repeat_interleave(k)
+        states = expand(frontier.tokens, frontier.origins, seen, depths)
+        with stage("draft lm_head"):
+            logp, ids = ranking.scored(states, k)
+        with stage("tree build"):
+            frontier = grow(ids, logp, frontier, found, level)
+            kept = seen.gather(1, frontier.origins[:, :, None].expand(-1, -1, seen.shape[-1]))
+            seen = torch.cat([kept, own], -1)
+    with stage("tree build"):
+        ends = torch.tensor(roots, device=device)
+        trees = build(found, ends, torch.zeros_like(ends), shape.nodes)
+        rows = torch.stack([trees.tokens, trees.parents.long()], 1).tolist()
+    return [Tree(tokens, parents) for tokens, parents in rows]
 
 
 def _fixed_ranks(
-    first: Tensor, expand: Expand, shape: RankTree, roots: Sequence[int], ids: Tensor
+    first: Tensor, expand: Expand, shape: RankTree, roots: Sequence[int], ranking: Ranking
 ) -> list[Tree]:
     """Fill the paths of ranks; only nodes with children are run."""
     device, skeleton = first.device, Tree([0] * (shape.nodes + 1), shape.parents)
     tokens = [torch.tensor(roots, device=device)]
     # For each node that was run, the target ids behind it, best first [B, ranks].
-    best = {0: ids[first.topk(shape.ranks).indices]}
+    with stage("draft lm_head"):
+        best = {0: ranking.best(first, shape.ranks)}
     before, run = [0], []
     for depth in range(1, shape.depth + 1):
         level = [node for node, d in enumerate(skeleton.depths) if d == depth]
@@ -91,13 +128,14 @@ def _fixed_ranks(
         run += frontier
         origins = torch.tensor([before.index(shape.parents[n]) for n in frontier], device=device)
         seen = skeleton.ancestors[frontier][:, run].to(device)
-        logits = expand(
+        states = expand(
             torch.stack([tokens[n] for n in frontier], 1),
             origins.expand(len(roots), -1),
             seen.expand(len(roots), -1, -1),
             torch.tensor([skeleton.depths[n] - 1 for n in run]),
         )
-        ranked = ids[logits.topk(shape.ranks).indices]
+        with stage("draft lm_head"):
+            ranked = ranking.best(states, shape.ranks)
         best |= {node: ranked[:, i] for i, node in enumerate(frontier)}
         before = frontier
     rows = torch.stack(tokens, 1).tolist()

@@ -101,15 +101,25 @@ class KeyValueCache:
         """Move the tree nodes behind `start` that were accepted to the consecutive rows start,
         start + 1, ...
         """
-        if nodes == list(range(len(nodes))):
+        self.keep_all([(slot, start, nodes)])
+
+    def keep_all(self, moves: Sequence[tuple[int, int, list[int]]]) -> None:
+        """The same for several requests at once: slot, start and nodes of each."""
+        moves = [move for move in moves if move[2] != list(range(len(move[2])))]
+        if not moves:
             return
         if not self._stores:
             self._stores = Stores.of([store for pair in self._layers.values() for store in pair])
+        longest = max(len(nodes) for _, _, nodes in moves)
+        table = [
+            [slot, start, len(nodes), *nodes, *[0] * (longest - len(nodes))]
+            for slot, start, nodes in moves
+        ]
         for stores in self._stores:
             device = stores.pointers.device
-            where = torch.tensor([[slot], [start], [len(nodes)]], dtype=torch.int32, device=device)
-            paths = torch.tensor([nodes], dtype=torch.int32, device=device)
-            compact(stores, where[0], where[1], paths, where[2])
+            rows = torch.tensor(table, dtype=torch.int32, device=device)
+            slots, starts, counts = (column.contiguous() for column in rows[:, :3].unbind(1))
+            compact(stores, slots, starts, rows[:, 3:].contiguous(), counts)
 
     def _make(self, layer: int, key: Tensor, value: Tensor) -> None:
         """The two stores of a layer, at its first use."""

@@ -11,8 +11,12 @@ from torch import Tensor
 from headsmith.errors import HeadsmithError
 from headsmith.inference.beam import draft_trees
 from headsmith.inference.cache import KeyValueCache
+from headsmith.inference.head_reading import HeadReading
+from headsmith.inference.kernels import takes
 from headsmith.inference.noise import Place
+from headsmith.inference.ranking import ranking_of_head
 from headsmith.inference.records import Request
+from headsmith.inference.stages import stage
 from headsmith.inference.tree import Branches, Chain, Draft, DynamicTree, RankTree, Shape, Tree
 from headsmith.models.attention import ragged_attention
 from headsmith.models.eagle3 import Eagle3Head
@@ -26,9 +30,10 @@ class Update:
     """What one request committed since the drafter last saw it: rows (x[i+1], taps of x[i]).
 
     `tokens` [n] are the committed tokens behind the tapped ones, `taps` [n, m, H] the target's own
-    states: never the drafter's guesses, never those of rejected nodes. The last token is the root
-    of the next tree, `last` [H] the target's post-norm state of the token before it, and `place`
-    where the token behind the root will stand.
+    states: never the drafter's guesses, never those of rejected nodes. They are the `rows` of a
+    pass's `states` [T, m, H], None all. The last token is the root of the next tree, `last` [H] the
+    target's post-norm state of the token before it, and `place` where the token behind the root
+    will stand.
     `request` comes with its first update, whose tokens are those of the prompt but the first.
     `likeliest`: for a drafter with `reads_likeliest`, the target's argmax behind every node of the
     tree that was verified, which the engine may have cut at the end of the context.
@@ -36,11 +41,16 @@ class Update:
 
     slot: int
     tokens: list[int]
-    taps: Tensor
+    states: Tensor
     last: Tensor | None = None
     place: Place | None = None
     request: Request | None = None
     likeliest: list[int] | None = None
+    rows: list[int] | None = None
+
+    @property
+    def taps(self) -> Tensor:
+        return self.states if self.rows is None else self.states[self.rows]
 
 
 class Drafter(Protocol):
@@ -95,7 +105,10 @@ class EagleDrafter:
             )
         # A copy: packing weights for inference would end a head that is still trained.
         self.head = copy.deepcopy(head).to(target.device, target.dtype).requires_grad_(False).eval()
-        pack_linears(self.head)
+        # Kernels read the weights as they are.
+        if not takes(target.head_weight):
+            pack_linears(self.head)
+        self._reading, self._ranking = HeadReading(self.head), ranking_of_head(self.head)
         self.target, self.taps = target, head.taps
         self.shape: Shape = shape
         self._cache = KeyValueCache(0, 0)
@@ -117,7 +130,8 @@ class EagleDrafter:
     def propose(self, updates: Sequence[Update]) -> list[Tree]:
         slots = [update.slot for update in updates]
         roots = [update.tokens[-1] for update in updates]
-        g = self._extend(updates)
+        with stage("draft input"):
+            g = self._extend(updates)
         if isinstance(self.shape, Chain):
             return self._chains(slots, roots, g, self.shape.depth)
         assert isinstance(self.shape, DynamicTree | RankTree), "branches are drawn elsewhere"
@@ -131,7 +145,7 @@ class EagleDrafter:
         for update, span in zip(updates, spans, strict=True):
             self._lengths[update.slot] = span.start + span.length
         tokens = torch.tensor([t for u in updates for t in u.tokens], device=self.target.device)
-        z = self.head.fuse(torch.cat([u.taps for u in updates]))
+        z = self._reading.fuse([(u.states, u.rows) for u in updates])
         last = torch.tensor([s.length for s in spans], device=tokens.device).cumsum(0) - 1
         return self._layer(tokens, z, spans, last)
 
@@ -142,7 +156,7 @@ class EagleDrafter:
         only.
         """
         layer = self.head.midlayer
-        u = layer.inputs(self.head.embed(self.target, tokens), z)
+        u = self._reading.inputs(self.head.embed(self.target, tokens), z)
         cos, sin = self.head.cos_sin(positions_of(spans, tokens.device))
         keys, values = layer.key_value(u, cos, sin)
         if last is not None:
@@ -161,11 +175,13 @@ class EagleDrafter:
     def _chains(self, slots: list[int], roots: list[int], g: Tensor, depth: int) -> list[Tree]:
         drafted: list[Tensor] = []
         for step in range(depth):
-            tokens = self.head.draft_ids[self.head.logits(g).argmax(-1)]
+            with stage("draft lm_head"):
+                tokens = self._ranking.likeliest(g)
             drafted.append(tokens)
             if step + 1 < depth:
                 spans = [Span(1, self._lengths[slot] + step, slot) for slot in slots]
-                g = self._layer(tokens, self.head.feedback(g), spans)
+                with stage("draft layer"):
+                    g = self._layer(tokens, self.head.feedback(g), spans)
         rows = torch.stack(drafted, 1).tolist()
         return [Tree.chain([root, *row]) for root, row in zip(roots, rows, strict=True)]
 
@@ -182,8 +198,9 @@ class EagleDrafter:
             spans = [
                 Span(m, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)
             ]
-            g = self._layer(tokens.flatten(), states.flatten(0, 1), spans)
-            states = self.head.feedback(g).view(batch, m, -1)
-            return self.head.logits(g).view(batch, m, -1)
+            with stage("draft layer"):
+                g = self._layer(tokens.flatten(), states.flatten(0, 1), spans)
+                states = self.head.feedback(g).view(batch, m, -1)
+            return g.view(batch, m, -1)
 
-        return draft_trees(self.head.logits(g), expand, shape, roots, self.head.draft_ids)
+        return draft_trees(g, expand, shape, roots, self._ranking)

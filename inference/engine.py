@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,7 +21,10 @@ from headsmith.inference.active import Active, Verified
 from headsmith.inference.arrival import Arrival, Queue
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
-from headsmith.inference.records import Pass, Phases, Request, Response, Round
+from headsmith.inference.judging import Judge
+from headsmith.inference.kernels import watching
+from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response, Round
+from headsmith.inference.stages import stage
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 from headsmith.models.prefix import Features
@@ -34,7 +36,9 @@ class Decoder:
     """Decoding of requests by a rule, up to `batch` at a time, with or without a drafter.
 
     `prefill_chunk` bounds the prompt tokens of a pass (None: whole prompts); `arrival` says when
-    requests come. After a call, `phases` and `rounds` hold what its time went into.
+    requests come. After a call, `phases` and `rounds` hold what its time went into, and `kernels`
+    the names of those that ran, in this call or an earlier one; what has no kernel there went
+    through plain PyTorch.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class Decoder:
             tokenizer=target.tokenizer,
         )
         self._taps = drafter.taps if drafter is not None else ()
-        self._reads_likeliest = getattr(drafter, "reads_likeliest", False)
+        reads_likeliest = getattr(drafter, "reads_likeliest", False)
+        self.judge = Judge(target, rule, self.stop, reads_likeliest)
+        self.kernels: set[str] = set()
         self.phases = Phases()
         self.rounds: list[Round] = []
         self.cache = KeyValueCache(0, 0)
@@ -85,6 +91,14 @@ class Decoder:
 
         Raises HeadsmithError when a prompt is empty or leaves no room in the target's context.
         """
+        with watching() as ran:
+            responses = self._decode(requests, on_response)
+        self.kernels |= ran
+        return responses, self.phases
+
+    def _decode(
+        self, requests: Sequence[Request], on_response: Callable[[Response], None] | None
+    ) -> list[Response]:
         self._start(requests)
         queue = Queue(requests, self.arrival)
         active: list[Active] = []
@@ -104,7 +118,7 @@ class Decoder:
                 if on_response is not None:
                     on_response(response)
             active = [a for a in active if a.finished is None]
-        return [r for r in responses if r is not None], self.phases
+        return [r for r in responses if r is not None]
 
     def _start(self, requests: Sequence[Request]) -> None:
         """Check the prompts and make the caches."""
@@ -196,10 +210,9 @@ class Decoder:
         with self._timed("draft_s"):
             trees = self._draft(active)
         with self._timed("verify_s"):
-            verified = self._verify(active, trees)
+            states, verified = self._verify(active, trees)
         with self._timed("other_s"):
-            for a, tree, seen in zip(active, trees, verified, strict=True):
-                self._accept(a, tree, seen)
+            self._accept(active, trees, states, verified)
         self.rounds.append(Round(len(active), self.phases - before))
 
     def _draft(self, active: list[Active]) -> list[Tree]:
@@ -212,8 +225,8 @@ class Decoder:
             for a, tree in zip(active, trees, strict=True)
         ]
 
-    def _verify(self, active: list[Active], trees: list[Tree]) -> list[Verified]:
-        """One target pass over all nodes of all trees."""
+    def _verify(self, active: list[Active], trees: list[Tree]) -> tuple[Features, list[Verified]]:
+        """One target pass over all nodes of all trees: the states of all, what is said of each."""
         spans = [
             Span(len(tree), a.cached, a.slot)
             if tree.is_chain
@@ -221,42 +234,45 @@ class Decoder:
             for a, tree in zip(active, trees, strict=True)
         ]
         ids = torch.tensor([t for tree in trees for t in tree.tokens], device=self.target.device)
-        features = self.target.run(ids, spans, self.cache, self._taps)
-        logits = self.target.logits(features.last)
-        places = [a.places(tree) for a, tree in zip(active, trees, strict=True)]
-        sizes = [len(tree) for tree in trees]
-        scores = self.rule.scores(logits, list(chain.from_iterable(places)))
-        choices = scores.argmax(-1).cpu().split(sizes)
-        states = map(Features, features.taps.split(sizes), features.last.split(sizes))
-        verified = [
-            Verified(rows, chosen.tolist(), where, seen)
-            for rows, chosen, where, seen in zip(
-                logits.split(sizes), choices, places, states, strict=True
-            )
-        ]
-        if self._reads_likeliest:
-            for one in verified:
-                one.likeliest = one.logits.argmax(-1).tolist()
-        return verified
+        with stage("target pass"):
+            states = self.target.run(ids, spans, self.cache, self._taps)
+        return states, self.judge.judge(states.last, ids, active, trees)
 
-    def _accept(self, a: Active, tree: Tree, seen: Verified) -> None:
-        """Commit the path that the rule keeps and the token behind it."""
-        accepted = self.rule.accept(tree, seen.logits, seen.choices, seen.places)
-        path = accepted.path
-        new = [*(tree.tokens[node] for node in path[1:]), accepted.bonus]
-        committed = self._commit(a, new)
-        a.passes.append(Pass(tree.depth, len(path) - 1, committed, len(tree) - 1))
-        if a.finished is None:
-            self.cache.keep(a.slot, a.cached, path)
-            a.cached += len(path)
-            assert a.cached == a.length - 1, "the cache holds every committed token but the root"
-            taps, last = seen.states.taps[path], seen.states.last[path[-1]]
-            place, likeliest = a.next_place(), seen.likeliest
-            a.update = Update(a.slot, new, taps, last, place, likeliest=likeliest)
+    def _accept(
+        self, active: list[Active], trees: list[Tree], states: Features, verified: list[Verified]
+    ) -> None:
+        """Commit the paths that the rule keeps and the token behind each."""
+        first, moves = 0, []
+        for a, tree, seen in zip(active, trees, verified, strict=True):
+            with stage("verify"):
+                kept = seen.keep(self.rule, tree)
+            path, new = kept.path, kept.new
+            committed = self._commit(a, new, kept.ended)
+            a.passes.append(Pass(tree.depth, len(path) - 1, committed, len(tree) - 1))
+            if a.finished is None:
+                moves.append((a.slot, a.cached, path))
+                a.cached += len(path)
+                assert a.cached == a.length - 1, "the cache holds all committed tokens but the root"
+                rows = [first + node for node in path]
+                last, place = states.last[rows[-1]], a.next_place()
+                a.update = Update(
+                    a.slot, new, states.taps, last, place, likeliest=seen.likeliest, rows=rows
+                )
+            first += len(tree)
+        with stage("compaction"):
+            self.cache.keep_all(moves)
 
-    def _commit(self, a: Active, new: list[int]) -> int:
-        """Append new tokens up to the first that ends the answer; returns how many."""
-        committed, a.finished = self.stop.append(len(a.request.prompt_ids), a.output, new)
+    def _commit(
+        self, a: Active, new: list[int], ended: tuple[int, FinishReason | None] | None = None
+    ) -> int:
+        """Append new tokens up to the first that ends the answer, which `ended` tells if it is
+        known; returns how many.
+        """
+        if ended is None:
+            committed, a.finished = self.stop.append(len(a.request.prompt_ids), a.output, new)
+        else:
+            committed, a.finished = ended
+            a.output += new[:committed]
         a.times += [time.perf_counter() - a.started] * committed
         return committed
 

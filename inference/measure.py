@@ -35,6 +35,7 @@ class BatchRun:
     baseline: Arm | None
     peak_memory_bytes: int | None = None
     memory: dict[str, int | None] = field(default_factory=dict)
+    kernels: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -83,7 +84,9 @@ class Session:
         else:
             self._first_run(arms, batch)
         peak = environment.peak_memory_bytes(device)
-        return BatchRun(batch, drafted, baseline, peak, memory_of(decoders, before, peak))
+        memory = memory_of(decoders, before, peak)
+        ran = {name for one in decoders for name in getattr(one, "kernels", ())}
+        return BatchRun(batch, drafted, baseline, peak, memory, ran)
 
     def _first_run(self, arms: list[Arm], batch: int) -> None:
         """All first turns, then all second turns with the answers in front of them, and so on."""

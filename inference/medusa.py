@@ -12,7 +12,10 @@ from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.drafters import Update
+from headsmith.inference.kernels import takes
 from headsmith.inference.rank_tree import build_tree
+from headsmith.inference.ranking import ByKernel, is_bare
+from headsmith.inference.stages import stage
 from headsmith.inference.tree import Branches, Calibrated, Chain, Draft, RankTree, Shape, Tree
 from headsmith.models.linear import pack_linears
 from headsmith.models.medusa import MedusaHead
@@ -34,7 +37,9 @@ class MedusaDrafter:
         kept = {} if head.shared is None else {id(head.shared): head.shared}
         self.head = copy.deepcopy(head, kept).to(target.device, target.dtype)
         self.head.requires_grad_(False).eval()
-        pack_linears(self.head)
+        # Kernels read the weights as they are.
+        if not takes(target.head_weight):
+            pack_linears(self.head)
         self.target, self.tree = target, tree
         self.shape: Shape = shape if isinstance(shape, Chain) else tree
 
@@ -49,7 +54,9 @@ class MedusaDrafter:
         states = [update.last for update in updates if update.last is not None]
         assert len(states) == len(updates), "Medusa heads read the last state of every request"
         tree = self.tree
-        ranked = best_tokens(self.head, self.target, torch.stack(states), tree.depth, tree.ranks)
+        with stage("draft heads"):
+            last = torch.stack(states)
+            ranked = best_tokens(self.head, self.target, last, tree.depth, tree.ranks)
         return [
             Tree(
                 [update.tokens[-1], *(best[len(path) - 1][path[-1]] for path in tree.paths)],
@@ -63,7 +70,27 @@ def best_tokens(head: MedusaHead, target: Target, last: Tensor, depth: int, rank
     """The likeliest target ids of the first `depth` heads, best first: last [n, H] -> int64 [n,
     depth, ranks].
     """
-    return head.draft_ids[head_logits(head, target, last, depth).topk(ranks).indices]
+    matrices = _matrices(head, target, depth)
+    if matrices is None:
+        return head.draft_ids[head_logits(head, target, last, depth).topk(ranks).indices]
+    states = torch.stack([head.state(k, last) for k in range(depth)], 1)
+    if len(matrices) == 1:
+        return matrices[0].best(states, ranks)
+    pairs = zip(matrices, states.unbind(1), strict=True)
+    return torch.stack([matrix.best(mine, ranks) for matrix, mine in pairs], 1)
+
+
+def _matrices(head: MedusaHead, target: Target, depth: int) -> list[ByKernel] | None:
+    """Where the kernel can rank for the first `depth` heads: the one output matrix of all of them,
+    or one each.
+    """
+    if not takes(target.head_weight) or not is_bare(target):
+        return None
+    if head.config.lm_head == "shared":
+        return [ByKernel(target.head_weight)]
+    own = head.own_lm_heads()[:depth]
+    ready = len(own) > 0 and all(takes(module.weight) for module in own)
+    return [ByKernel(module.weight, head.draft_ids) for module in own] if ready else None
 
 
 def head_logits(head: MedusaHead, target: Target, last: Tensor, depth: int) -> Tensor:

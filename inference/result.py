@@ -42,7 +42,7 @@ def build_result(session: Session) -> dict[str, Any]:
         "command": settings.command,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": environment.versions(),
-        "device": environment.device_info(session.target.device),
+        "device": environment.device_info(session.target.device) | {"kernels": _kernels(session)},
         "target": _describe_target(session),
         "head": _describe_head(session),
         "setup": _describe_setup(session, rule),
@@ -91,6 +91,12 @@ def write_results(out: Path, result: dict[str, Any], session: Session) -> None:
     drop_stale_plots(out, written)
 
 
+def _kernels(session: Session) -> str:
+    """Which kernels ran, of those of docs/kernels.md; the rest was plain PyTorch."""
+    ran = sorted({name for run in session.runs for name in run.kernels})
+    return ", ".join(ran) or "none, plain PyTorch"
+
+
 def _describe_target(session: Session) -> dict[str, Any]:
     target = session.target
     return {
@@ -104,16 +110,11 @@ def _describe_target(session: Session) -> dict[str, Any]:
 
 def _parameters(session: Session) -> int:
     """Parameters of the target: packed weights are none of torch's, a tied head counts once."""
-    from headsmith.models.linear import PackedLinear
+    from headsmith.models.linear import PackedLinear, parameters_below
 
     model, head = session.target.model, session.target.head_weight
-    kept = list(model.parameters())
-    count = sum(one.numel() for one in kept)
-    for module in model.modules():
-        if isinstance(module, PackedLinear):
-            count += module.in_features * module.out_features
-            count += 0 if module.bias is None else module.bias.numel()
-    tied = head.data_ptr() in {one.data_ptr() for one in kept}
+    count = parameters_below(model)
+    tied = head.data_ptr() in {one.data_ptr() for one in model.parameters()}
     packed = isinstance(model.get_output_embeddings(), PackedLinear)
     return count - head.numel() if tied and packed else count
 

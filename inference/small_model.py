@@ -12,6 +12,7 @@ from headsmith.inference.beam import draft_trees
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafter_choice import SmallModel, check_draft
 from headsmith.inference.drafters import Update, whole
+from headsmith.inference.ranking import ranking_of_target
 from headsmith.inference.tree import Chain, Draft, DynamicTree, RankTree, Tree
 from headsmith.models.spans import Span
 from headsmith.models.target import Target
@@ -33,11 +34,11 @@ class ModelDrafter:
         assert isinstance(shape, Chain | DynamicTree | RankTree)
         self.model, self.shape = model, shape
         # Rows that pad one of the two vocabularies are no token of the other.
-        self._ids = torch.arange(min(model.vocab_size, target.vocab_size), device=model.device)
-        if isinstance(shape, RankTree) and shape.ranks > len(self._ids):
+        self._ranking = ranking_of_target(model, min(model.vocab_size, target.vocab_size))
+        if isinstance(shape, RankTree) and shape.ranks > self._ranking.size:
             raise HeadsmithError(
                 f"draft {shape} asks for {shape.ranks} tokens at a place and the small model "
-                f"{model.path} knows {len(self._ids)}"
+                f"{model.path} knows {self._ranking.size}"
             )
         self._cache = KeyValueCache(0, 0)
         self._lengths: list[int] = []
@@ -84,12 +85,12 @@ class ModelDrafter:
             spans = [
                 Span(m, self._lengths[slot], slot, seen[i], depths) for i, slot in enumerate(slots)
             ]
-            return self._logits(self._run(tokens.flatten(), spans)).view(batch, m, -1)
+            return self._run(tokens.flatten(), spans).view(batch, m, -1)
 
-        return draft_trees(first, expand, self.shape, roots, self._ids)
+        return draft_trees(first, expand, self.shape, roots, self._ranking)
 
     def _extend(self, updates: Sequence[Update]) -> Tensor:
-        """Run what was committed; logits [B, V] behind each root."""
+        """Run what was committed; last states [B, H] of each root."""
         new = [whole(update) for update in updates]
         spans = [
             Span(len(tokens), self._lengths[u.slot], u.slot)
@@ -99,13 +100,13 @@ class ModelDrafter:
             self._lengths[span.slot] = span.start + span.length
         ids = torch.tensor([t for tokens in new for t in tokens], device=self.model.device)
         last = torch.tensor([len(tokens) for tokens in new], device=ids.device).cumsum(0) - 1
-        return self._logits(self._run(ids, spans)[last])
+        return self._run(ids, spans)[last]
 
     def _chains(self, slots: list[int], roots: list[int], first: Tensor, depth: int) -> list[Tree]:
-        drafted = [first.argmax(-1)]
+        drafted = [self._ranking.likeliest(first)]
         for step in range(depth - 1):
             spans = [Span(1, self._lengths[slot] + step, slot) for slot in slots]
-            drafted.append(self._logits(self._run(drafted[-1], spans)).argmax(-1))
+            drafted.append(self._ranking.likeliest(self._run(drafted[-1], spans)))
         rows = torch.stack(drafted, 1).tolist()
         return [Tree.chain([root, *row]) for root, row in zip(roots, rows, strict=True)]
 
@@ -113,10 +114,6 @@ class ModelDrafter:
         """Last states [n, H] of ids [n]."""
         known = ids.clamp(max=self.model.vocab_size - 1)
         return self.model.run(known, spans, self._cache).last
-
-    def _logits(self, last: Tensor) -> Tensor:
-        """Logits of the ids that both know: last [n, H] -> [n, V]."""
-        return self.model.logits(last)[:, : len(self._ids)]
 
 
 def check_same_tokens(model: Target, target: Target) -> None:

@@ -61,3 +61,13 @@ def pack_linears(module: nn.Module) -> int:
         else:
             replaced += pack_linears(child)
     return replaced
+
+
+def parameters_below(module: nn.Module) -> int:
+    """Parameters of a module and all below it, those included that are packed."""
+    count = sum(one.numel() for one in module.parameters())
+    for part in module.modules():
+        if isinstance(part, PackedLinear):
+            count += part.in_features * part.out_features
+            count += 0 if part.bias is None else part.bias.numel()
+    return count

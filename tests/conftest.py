@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -125,7 +126,9 @@ def tiny_target_dir(tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def mutant(tmp_path: Path) -> Callable[[ModuleType, str, str], ModuleType]:
+def mutant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[ModuleType, str, str], ModuleType]:
     """mutant(module, old, new): the module with one piece of its source replaced."""
 
     def make(module: ModuleType, old: str, new: str) -> ModuleType:
@@ -136,6 +139,8 @@ def mutant(tmp_path: Path) -> Callable[[ModuleType, str, str], ModuleType]:
         spec = importlib.util.spec_from_file_location("mutant", path)
         assert spec is not None and spec.loader is not None
         wrong = importlib.util.module_from_spec(spec)
+        # Where dataclasses look up what their module imports.
+        monkeypatch.setitem(sys.modules, "mutant", wrong)
         spec.loader.exec_module(wrong)
         return wrong
 

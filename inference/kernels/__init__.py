@@ -5,10 +5,13 @@ holds the kernel, its launcher and `specimens()`, and is imported only where `us
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 
@@ -30,6 +33,33 @@ def use_kernels(device: torch.device) -> bool:
     if wish == "off" or (wish == "auto" and device.type != "cuda"):
         return False
     return _installed()
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels run on this tensor: none of them knows float64."""
+    return x.dtype != torch.float64 and use_kernels(x.device)
+
+
+# What is told of each kernel that runs, the innermost block last.
+_watching: list[set[str]] = []
+
+
+@contextmanager
+def watching() -> Iterator[set[str]]:
+    """The names of the kernels that run within this block."""
+    _watching.append(set())
+    try:
+        yield _watching[-1]
+    finally:
+        seen = _watching.pop()
+        for outer in _watching:
+            outer |= seen
+
+
+def runs(name: str) -> None:
+    """Say that a kernel runs, so that no report needs to guess."""
+    if _watching:
+        _watching[-1].add(name)
 
 
 @cache

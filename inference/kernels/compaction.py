@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def compact(stores: Stores, slots: Tensor, starts: Tensor, paths: Tensor, counts
     if use_kernels(stores.pointers.device):
         from headsmith.inference.kernels.compaction_triton import launch
 
+        runs("compaction")
         launch(stores, slots, starts, paths, counts)
     else:
         reference(stores, slots, starts, paths, counts)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
 
 
 def fuse_rows(
@@ -29,6 +29,7 @@ def fuse_rows(
     if use_kernels(taps.device):
         from headsmith.inference.kernels.head_input_triton import launch_fuse
 
+        runs("head input")
         return launch_fuse(taps, rows, weight, norms, whole_norm, eps)
     return reference_fuse(taps, rows, weight, norms, whole_norm, eps)
 
@@ -61,6 +62,7 @@ def attention_input(
     if use_kernels(z.device):
         from headsmith.inference.kernels.head_input_triton import launch_input
 
+        runs("head input")
         return launch_input(embeds, z, embed_norm, hidden_norm, eps)
     return reference_input(embeds, z, embed_norm, hidden_norm, eps)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
 
 
 class Best(NamedTuple):
@@ -35,6 +35,7 @@ def best_tokens(x: Tensor, weight: Tensor, k: int = 1, ids: Tensor | None = None
     if use_kernels(x.device):
         from headsmith.inference.kernels.lm_head_triton import launch
 
+        runs("lm_head")
         return launch(x, weight, k, ids)
     return reference(x, weight, k, ids)
 

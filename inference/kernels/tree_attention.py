@@ -10,7 +10,7 @@ Shapes: B requests, T new tokens of all, h query heads, g key/value heads, d hea
 import torch
 from torch import Tensor
 
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
 from headsmith.inference.kernels.plan import Plan
 
 
@@ -32,6 +32,7 @@ def tree_attention(
     if use_kernels(query.device):
         from headsmith.inference.kernels.tree_attention_launch import launch
 
+        runs("tree attention")
         return launch(
             query, keys, values, plan, scale=scale, window=window, softcap=softcap, sinks=sinks
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
 
 # Nodes of a tree, the root included, have a bit each in one word.
 MOST_NODES = 64
@@ -73,6 +73,7 @@ def grow(
     if use_kernels(ids.device):
         from headsmith.inference.kernels.tree_build_triton import launch_grow
 
+        runs("tree build")
         return launch_grow(ids, logp, before, found, level)
     return reference_grow(ids, logp, before, found, level)
 
@@ -107,6 +108,7 @@ def build(found: Candidates, roots: Tensor, lengths: Tensor, nodes: int) -> Tree
     if use_kernels(roots.device):
         from headsmith.inference.kernels.tree_build_triton import launch_build
 
+        runs("tree build")
         return launch_build(found, roots, lengths, nodes)
     return reference_build(found, roots, lengths, nodes)
 

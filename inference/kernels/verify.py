@@ -6,18 +6,20 @@ Shapes: B requests, R nodes of all trees (no padding), V target vocabulary, P mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headsmith.inference.accept import POSTERIOR_THRESHOLD, Accepted, Typical, follow
-from headsmith.inference.kernels import use_kernels
+from headsmith.inference.kernels import runs, use_kernels
+from headsmith.inference.records import FinishReason
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 
 # Why an answer ends, as a number in `Verdict.reasons`. Stop strings are text: the host looks.
-REASONS = (None, "eos", "length", "context")
+REASONS: tuple[FinishReason | None, ...] = (None, "eos", "length", "context")
 # What fills up rows of tokens and of nodes.
 NONE = -1
 
@@ -91,8 +93,23 @@ def verify(
     if use_kernels(logits.device):
         from headsmith.inference.kernels.verify_triton import launch
 
+        runs("verify")
         return launch(logits, nodes, choose, noise, written, lengths, limits)
     return reference(logits, nodes, choose, noise, written, lengths, limits)
+
+
+def walk(
+    choices: Tensor, nodes: Nodes, written: Tensor, lengths: Tensor, limits: Limits
+) -> Verdict:
+    """The same where the target's choices int64 [R] behind all nodes are known: drafts are kept for
+    as long as they are chosen.
+    """
+    if use_kernels(choices.device):
+        from headsmith.inference.kernels.verify_triton import launch_walk
+
+        runs("verify")
+        return launch_walk(choices, nodes, written, lengths, limits)
+    return reference_walk(choices, nodes, written, lengths, limits)
 
 
 def reference(
@@ -108,8 +125,34 @@ def reference(
     scores = logits.float()
     if noise is not None:
         scores = scores / choose.temperature + noise[nodes.levels]
-    choices = scores.argmax(-1).tolist()
-    batch, device = len(lengths), logits.device
+    choices = scores.argmax(-1)
+    if choose.rule != "typical":
+        return reference_walk(choices, nodes, written, lengths, limits)
+    chosen = choices.tolist()
+
+    def keep(tree: Tree, rows: slice) -> Accepted:
+        return choose.typical.accept(tree, logits[rows], chosen[rows])
+
+    return _each(keep, nodes, written, lengths, limits)
+
+
+def reference_walk(
+    choices: Tensor, nodes: Nodes, written: Tensor, lengths: Tensor, limits: Limits
+) -> Verdict:
+    """`walk` request by request."""
+    chosen = choices.tolist()
+    return _each(lambda tree, rows: follow(tree, chosen[rows]), nodes, written, lengths, limits)
+
+
+def _each(
+    keep: Callable[[Tree, slice], Accepted],
+    nodes: Nodes,
+    written: Tensor,
+    lengths: Tensor,
+    limits: Limits,
+) -> Verdict:
+    """What `keep` keeps of each tree, given its rows among all, and where its answer ends."""
+    batch, device = len(lengths), lengths.device
     paths = torch.full((batch, nodes.most), NONE, dtype=torch.int32, device=device)
     tokens = torch.full((batch, nodes.most), NONE, dtype=torch.int64, device=device)
     counts = torch.zeros(3, batch, dtype=torch.int32, device=device)
@@ -119,7 +162,7 @@ def reference(
     ):
         rows = slice(begin, int(nodes.offsets[i + 1]))
         tree = Tree(nodes.tokens[rows].tolist(), nodes.parents[rows].tolist())
-        kept = _accept(tree, logits[rows], choices[rows], choose)
+        kept = keep(tree, rows)
         new = [*(tree.tokens[node] for node in kept.path[1:]), kept.bonus]
         # The rule looks at the answer's length and its last token alone.
         rule = StopRule(stop, limits.max_new_tokens, limits.max_context)
@@ -129,9 +172,3 @@ def reference(
         counts[:, i] = torch.tensor([len(kept.path) - 1, committed, REASONS.index(reason)])
     accepted, committed, reasons = counts
     return Verdict(paths, accepted, tokens, committed, reasons, lengths + committed)
-
-
-def _accept(tree: Tree, logits: Tensor, choices: list[int], choose: Choose) -> Accepted:
-    if choose.rule == "typical":
-        return choose.typical.accept(tree, logits, choices)
-    return follow(tree, choices)

@@ -188,7 +188,7 @@ def launch(
     limits: Limits,
 ) -> Verdict:
     """verify.reference in two launches."""
-    (rows, vocab), batch = logits.shape, len(lengths)
+    rows, vocab = logits.shape
     logits = logits.contiguous()
     typical = choose.rule == "typical"
     choices = nodes.tokens.new_empty(rows)
@@ -209,6 +209,32 @@ def launch(
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         num_warps=8,
     )
+    warm = float(choose.temperature) if typical else None
+    return _walk((logits, choices, sums, bars), nodes, written, lengths, limits, warm)
+
+
+def launch_walk(
+    choices: Tensor, nodes: Nodes, written: Tensor, lengths: Tensor, limits: Limits
+) -> Verdict:
+    """verify.reference_walk in one launch."""
+    # Only typical acceptance reads logits and statistics.
+    unread = choices.new_empty(1, 1, dtype=torch.float32)
+    return _walk((unread, choices, unread, unread), nodes, written, lengths, limits, None)
+
+
+def _walk(
+    read: tuple[Tensor, Tensor, Tensor, Tensor],
+    nodes: Nodes,
+    written: Tensor,
+    lengths: Tensor,
+    limits: Limits,
+    typical: float | None,
+) -> Verdict:
+    """Walk the trees by logits, choices, sums and bars; `typical` is the temperature of that rule,
+    None for the others.
+    """
+    logits, choices, sums, bars = read
+    batch = len(lengths)
     accepted, committed, reasons = (nodes.parents.new_empty(batch) for _ in range(3))
     paths = nodes.parents.new_empty(batch, nodes.most)
     tokens = nodes.tokens.new_empty(batch, nodes.most)
@@ -225,13 +251,13 @@ def launch(
         lengths,
         limits.stop_ids,
         *verdict,
-        vocab,
+        logits.shape[1],
         nodes.most,
         len(limits.stop_ids),
         limits.max_new_tokens,
         limits.max_context,
-        float(choose.temperature),
-        TYPICAL=typical,
+        typical or 1.0,
+        TYPICAL=typical is not None,
         NODES=max(2, triton.next_power_of_2(nodes.most)),
         num_warps=4,
     )

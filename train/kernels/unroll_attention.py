@@ -108,7 +108,8 @@ class UnrollAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, lse = ctx.saved_tensors
+        query, keys, values, own_keys, own_values, out, lse = ctx.saved_tensors
+        inputs = (query, keys, values, own_keys, own_values)
         return *backward(*inputs, out, lse, grad.contiguous(), ctx.layout), None
 
 

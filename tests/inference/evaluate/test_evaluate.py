@@ -164,6 +164,7 @@ def test_target_and_head_are_described(
     assert result["setup"]["template_sha256"] and result["setup"]["temperature"] == 0.0
     assert result["setup"]["lossless"] and result["lossy"] is None
     assert result["device"]["threads"] >= 1 and result["versions"]["torch"] == torch.__version__
+    assert result["device"]["kernels"] == "none, plain PyTorch"
 
 
 def test_second_turn_holds_the_first_answer(measured: Measured, tiny_tokenizer: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from headsmith.inference.beam import draft_trees
 from headsmith.inference.kernels import tree_build
 from headsmith.inference.kernels.tree_build import Candidates, Trees, build, grow
+from headsmith.inference.ranking import ByLogits
 from headsmith.inference.tree import DynamicTree, Tree, choose_nodes
 
 VOCAB = 23
@@ -49,14 +50,17 @@ def assert_are(trees: Trees, expected: list[Tree], lengths: Tensor) -> None:
 def test_the_trees_are_those_of_the_beam_search(
     shape: tuple[int, int, int], kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HEADSMITH_KERNELS", kernels)
     roots, lengths = torch.tensor([3, 0, 22]), torch.tensor([7, 1, 4000])
     logits, form = table(sum(shape)), DynamicTree(*shape)
 
     def expand(tokens: Tensor, origins: Tensor, seen: Tensor, depths: Tensor) -> Tensor:
         return logits[tokens]
 
-    expected = draft_trees(logits[roots], expand, form, roots.tolist(), torch.arange(VOCAB))
+    # The states are the logits themselves; one of the two ways to a tree is the reference.
+    monkeypatch.setenv("HEADSMITH_KERNELS", "off")
+    ranking = ByLogits(lambda states: states, VOCAB)
+    expected = draft_trees(logits[roots], expand, form, roots.tolist(), ranking)
+    monkeypatch.setenv("HEADSMITH_KERNELS", kernels)
     assert_are(with_kernels(logits, form, roots, lengths), expected, lengths)
 
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from headsmith.inference.accept import Sample, follow
-from headsmith.inference.kernels.verify import Choose, Limits, Nodes, reference, verify
+from headsmith.inference.kernels.verify import (
+    Choose,
+    Limits,
+    Nodes,
+    reference,
+    reference_walk,
+    verify,
+    walk,
+)
 from headsmith.inference.noise import Place, gumbel
 from headsmith.inference.tree import Tree
 
@@ -102,6 +110,16 @@ def test_small_blocks_of_the_vocabulary_change_nothing(monkeypatch: pytest.Monke
     for choose in CHOICES:
         given = case.given(choose, limits())
         assert all(map(torch.equal, verify(*given), reference(*given)))
+
+
+def test_known_choices_need_no_logits() -> None:
+    for seed, end in enumerate(ENDS):
+        case = Case(seed)
+        given = case.given(CHOICES[0], end)
+        choices = case.logits.argmax(-1)
+        found = walk(choices, case.nodes, *given[4:])
+        assert all(map(torch.equal, found, reference(*given)))
+        assert all(map(torch.equal, found, reference_walk(choices, case.nodes, *given[4:])))
 
 
 def test_sampled_text_is_that_of_the_rule() -> None:
