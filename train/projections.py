@@ -36,8 +36,7 @@ class Projections:
         attention, width = layer.self_attn, layer.config.hidden_size
         self._layer, self._queried = layer, queried
         query = attention.q_proj.weight
-        weights: list[Tensor] = [attention.k_proj.weight, attention.v_proj.weight]
-        key_value = torch.cat(weights)
+        key_value = torch.cat((attention.k_proj.weight, attention.v_proj.weight))
         biases = [attention.k_proj.bias, attention.v_proj.bias]
         bias = None if biases[0] is None else torch.cat(biases)
         normed = layer.input_layernorm(embeds)
