@@ -37,7 +37,7 @@ class Projections:
         self._layer, self._queried = layer, queried
         query = attention.q_proj.weight
         key_value = torch.cat((attention.k_proj.weight, attention.v_proj.weight))
-        biases = [attention.k_proj.bias, attention.v_proj.bias]
+        biases = (attention.k_proj.bias, attention.v_proj.bias)
         bias = None if biases[0] is None else torch.cat(biases)
         normed = layer.input_layernorm(embeds)
         self._query_weight, self._key_value_weight = query[:, width:], key_value[:, width:]
