@@ -226,10 +226,8 @@ def test_a_target_without_its_blocks_is_the_same_target(case: Any) -> None:
     assert ends.fingerprint() == case.target.fingerprint()
     assert ends.num_layers == case.target.num_layers == 6
     assert ends.stop_ids == case.target.stop_ids
-    whole = case.target.model.state_dict()
-    for name, tensor in ends.model.state_dict().items():
-        assert torch.equal(tensor, whole[name]), name
-    # A product's last bits depend on where its operands lie in memory, and these are two copies.
+    assert torch.equal(ends.head_weight, case.target.head_weight)
+    # The whole one's matrices are packed for inference, and a product's last bits depend on that.
     last, ids = torch.randn(5, 32), some_ids(7)
     for name, of_ends, of_whole in (
         ("logits", ends.logits(last), case.target.logits(last)),
