@@ -99,10 +99,10 @@ def test_a_slot_that_is_free_stays_free_until_somebody_comes(
     small_target: Target, requests: list[Request]
 ) -> None:
     """Far apart, nobody meets anybody and nobody waits."""
-    decoder = Decoder(small_target, batch=4, max_new_tokens=3, arrival=Arrival("constant", 4.0))
+    decoder = Decoder(small_target, batch=4, max_new_tokens=3, arrival=Arrival("constant", 1.0))
     got, _ = decoder.generate(requests[:3])
     assert {one.running for one in decoder.rounds} == {1}
-    assert max(r.queue_s for r in got) < 0.1
+    assert max(r.queue_s for r in got) < 0.3
 
 
 def test_a_chunk_of_nothing(small_target: Target) -> None:
