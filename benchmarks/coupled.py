@@ -133,8 +133,6 @@ def main(
     sizes, degrees = batch_sizes(batch), temperatures(temperature)
     settings = {degree: settings_at(degree, path, penalties) for degree in degrees}
     target = load_target(settings[degrees[0]])
-    builder = RequestBuilder(target.tokenizer, target.max_context)
-    asked = [builder.build(one) for one in load_prompts(prompts, data_dir=data_dir)]
     rows: list[Row] = []
 
     def decode(requests: list[Request], degree: float, size: int, **more: Any) -> list[Response]:
@@ -144,6 +142,8 @@ def main(
 
     with tempfile.TemporaryDirectory() as folder:
         pairs = [named(text, path, Path(folder)) for text in drafters]
+        builder = RequestBuilder(target.tokenizer, target.max_context)
+        asked = [builder.build(one) for one in load_prompts(prompts, data_dir=data_dir)]
         for degree in degrees:
             judge = Judge(target, settings[degree].make_rule())
             plain = decode(asked, degree, 1)
