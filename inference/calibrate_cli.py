@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from headsmith.inference import options as shared
+
 
 @click.command()
 @click.option("--head", required=True, help="Folder of the Medusa heads, or ORG/NAME.")
-@click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
+@shared.target
 @click.option(
     "--prompts",
     default="default",
@@ -20,11 +22,11 @@ import click
 @click.option("--nodes", default=16, show_default=True, help="Drafts in the tree, the root apart.")
 @click.option("--max-new-tokens", default=128, show_default=True, help="Longest answer, in tokens.")
 @click.option("--batch", default=8, show_default=True, help="Requests decoded at a time.")
-@click.option("--limit", type=int, help="First N prompts of each source.")
-@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
+@shared.limit
+@shared.dtype
+@shared.device
 @click.option("--allow-mismatch", is_flag=True, help="Measure on a target that is not the head's.")
-@click.option("--threads", type=int, help="CPU threads of torch.")
+@shared.threads
 def calibrate(nodes: int, batch: int, **options: Any) -> None:
     """Build the draft tree of Medusa heads from how often they are right.
 

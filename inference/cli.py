@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference import options as shared
 
 Progress = Callable[[int, int, str], None]
 
@@ -35,8 +35,8 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
 
 
 @click.command("eval")
-@click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
-@click.option("--head", help="Folder of the head's checkpoint, or ORG/NAME.")
+@shared.target
+@shared.head
 @click.option(
     "--prompts",
     default="default",
@@ -44,7 +44,7 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     help="JSONL file or task (default, mt_bench, humaneval, gsm8k), each with :N for the first N; "
     "several with commas.",
 )
-@click.option("--data-dir", help="Folder that holds TASK.jsonl, instead of the Hub.")
+@shared.data_dir
 @click.option(
     "--draft",
     default="",
@@ -69,7 +69,7 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     help="greedy; sample (lossless too: the text is that of plain sampling); ratio (lossless in "
     "distribution: drafts drawn from the head); typical (lossy).",
 )
-@click.option("--temperature", type=float, help="Of sample, ratio and typical. [default: 1]")
+@shared.temperature
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens only.")
 @click.option("--top-p", type=float, help="Draw from the fewest tokens that have P together.")
 @click.option("--min-p", type=float, help="Leave out what is below P times the likeliest.")
@@ -81,8 +81,8 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
 @click.option("--posterior-alpha", type=float, help="Of typical. [default: sqrt(threshold)]")
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)
 @click.option("--batch", default="1", show_default=True, help="Batch sizes, such as 1,4,8.")
-@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
+@shared.dtype
+@shared.device
 @click.option(
     "--baseline/--no-baseline",
     default=True,
@@ -94,11 +94,11 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     help="Measure a queue: all (at once), constant:RATE or poisson:RATE, in requests a second; "
     "--batch is the limit of concurrent ones.",
 )
-@click.option("--prefill-chunk", type=int, help="Most prompt tokens of a pass. [default: all]")
-@click.option("--seed", type=int, default=0, show_default=True)
+@shared.prefill_chunk
+@shared.seed
 @click.option("--system-prompt", help="Put before prompts that have no system message.")
 @click.option("--stop", multiple=True, help="A text that ends an answer; repeat for several.")
-@click.option("--limit", type=int, help="First N prompts of each source.")
+@shared.limit
 @click.option(
     "--out",
     help="Folder for result.json, steps.jsonl, responses.jsonl and the report; a run that was "
@@ -110,9 +110,9 @@ def _numbers(text: str, otherwise: str) -> tuple[int, ...]:
     type=int,
     help="Serve Prometheus counters of the run here, on all interfaces, under vLLM's names.",
 )
-@click.option("--json", "json_path", help="Also write the result here; - is standard output.")
-@click.option("--allow-mismatch", is_flag=True, help="Measure a head on a target not its own.")
-@click.option("--threads", type=int, help="CPU threads of torch.")
+@shared.json_path
+@shared.allow_mismatch
+@shared.threads
 @click.option(
     "--context",
     help="Bring every prompt to this many tokens, such as 200,1500, with texts of the other "
@@ -126,7 +126,6 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     """Measure a head: acceptance length, rates, speed and equality with the target."""
     from rich.console import Console
 
-    from headsmith.files import write_json
     from headsmith.inference.diagnose_report import print_diagnosis
     from headsmith.inference.evaluate import EvalSettings, evaluate, raise_if_unequal
     from headsmith.inference.gate import raise_if_missed
@@ -143,10 +142,7 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     print_report(result, console)
     if "diagnosis" in result:
         print_diagnosis(result["diagnosis"], console)
-    if json_path == "-":
-        click.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
-    elif json_path is not None:
-        write_json(json_path, result)
+    shared.write_figures(result, json_path)
     raise_if_unequal(result)
     raise_if_missed(result)
 

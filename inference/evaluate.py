@@ -19,7 +19,7 @@ from headsmith.inference.context import bring_to
 from headsmith.inference.counters import served
 from headsmith.inference.gate import Bound, check_names, judge, load_gate
 from headsmith.inference.measure import Progress, Session
-from headsmith.inference.metrics import Metrics, as_steps, summarise
+from headsmith.inference.metrics import as_steps
 from headsmith.inference.prompts import RequestBuilder, load_prompts, prompts_sha256
 from headsmith.inference.records import Request, Steps
 from headsmith.inference.result import build_result, write_results
@@ -36,7 +36,6 @@ __all__ = [
     "evaluate",
     "load_session",
     "quick_steps",
-    "quick_tau",
     "raise_if_unequal",
     "run_session",
 ]
@@ -152,21 +151,6 @@ def quick_steps(
     drafter = make_drafter(head, target, shape)
     decoder = Decoder(target, drafter, batch=batch, max_new_tokens=max_new_tokens)
     return as_steps(decoder.generate(requests)[0])
-
-
-def quick_tau(
-    target: Target,
-    head: Head,
-    requests: Sequence[Request],
-    shape: Draft,
-    max_new_tokens: int,
-    *,
-    batch: int = 8,
-    seed: int = 0,
-) -> Metrics:
-    """METRICS of `quick_steps`."""
-    steps = quick_steps(target, head, requests, shape, max_new_tokens, batch=batch)
-    return summarise(steps, seed=seed)
 
 
 def load_pair(settings: EvalSettings) -> tuple[Target, Head | None, list[str]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from typing import Any
 
 import click
 
+from headsmith.inference import options as shared
+
 
 @click.command("tune")
-@click.option("--target", help="Folder, Hub id or GGUF file. [default: the head's own target]")
-@click.option("--head", help="Folder of the head's checkpoint, or ORG/NAME.")
+@shared.target
+@shared.head
 @click.option("--drafter", default="head", show_default=True, help="As for headsmith eval.")
 @click.option(
     "--draft",
@@ -22,24 +23,24 @@ import click
     "3, 4 and 6, and two trees]",
 )
 @click.option("--prompts", default="default", show_default=True, help="As for headsmith eval.")
-@click.option("--data-dir", help="Folder that holds TASK.jsonl, instead of the Hub.")
+@shared.data_dir
 @click.option("--batch", default="1,4,16", show_default=True, help="Batch sizes to serve at.")
 @click.option("--context", help="Lengths to bring every prompt to, such as 200,1500.")
 @click.option("--arrival", help="all, constant:RATE or poisson:RATE, as for headsmith eval.")
-@click.option("--prefill-chunk", type=int, help="Most prompt tokens of a pass. [default: all]")
+@shared.prefill_chunk
 @click.option("--rule", default="greedy", show_default=True, help="As for headsmith eval.")
-@click.option("--temperature", type=float, help="Of sample, ratio and typical. [default: 1]")
+@shared.temperature
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)
-@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--limit", type=int, help="First N prompts of each source.")
+@shared.dtype
+@shared.device
+@shared.seed
+@shared.limit
 @click.option(
     "--out", help="Folder for a run's folder each, tune.json and its plot; finished runs are kept."
 )
-@click.option("--json", "json_path", help="Also write the findings here; - is standard output.")
-@click.option("--allow-mismatch", is_flag=True, help="Measure a head on a target not its own.")
-@click.option("--threads", type=int, help="CPU threads of torch.")
+@shared.json_path
+@shared.allow_mismatch
+@shared.threads
 def tune_(
     drafts: tuple[str, ...], batch: str, context: str | None, json_path: str | None, **options: Any
 ) -> None:
@@ -51,7 +52,6 @@ def tune_(
     from rich.console import Console
 
     from headsmith.errors import EqualityFailed
-    from headsmith.files import write_json
     from headsmith.inference.cli import batch_sizes, context_lengths, progress_bar
     from headsmith.inference.evaluate import EvalSettings
     from headsmith.inference.tune import tune
@@ -66,10 +66,7 @@ def tune_(
     with progress_bar() as on_progress:
         found = tune(settings, drafts, on_progress)
     print_tune(found, Console(stderr=json_path == "-"))
-    if json_path == "-":
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
-    elif json_path is not None:
-        write_json(json_path, found)
+    shared.write_figures(found, json_path)
     wrong = [run["draft"] for run in found["runs"] if run["fails"]]
     if wrong:
         raise EqualityFailed(

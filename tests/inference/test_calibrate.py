@@ -21,7 +21,8 @@ from headsmith.inference.calibrate import (
     walk,
 )
 from headsmith.inference.engine import Decoder
-from headsmith.inference.evaluate import quick_tau
+from headsmith.inference.evaluate import quick_steps
+from headsmith.inference.metrics import summarise
 from headsmith.inference.rank_tree import build_tree
 from headsmith.inference.records import Request
 from headsmith.inference.tree import Calibrated, RankTree
@@ -63,14 +64,14 @@ def test_the_promise_is_what_the_verifier_measures(
 ) -> None:
     found = calibrate(trained, small_target, requests, nodes=nodes, max_new_tokens=24, batch=5)
     trained.calibration = found
-    metrics = quick_tau(small_target, trained, requests, Calibrated(), 24)
+    metrics = summarise(quick_steps(small_target, trained, requests, Calibrated(), 24))
     assert metrics["tau"] is not None and metrics["tau"] > 1.1
     assert found.about["predicted_tau"] == pytest.approx(metrics["tau"], rel=0.05)
     assert found.about["passes"] == metrics["passes"]
     assert len(found.choices) <= nodes and found.about["prompts"] == 5
     # The tree earns its nodes: a chain of as many drafts, or of all heads, commits less.
     chain = RankTree.chain(min(nodes, K))
-    least = quick_tau(small_target, trained, requests, chain, 24)["tau"]
+    least = summarise(quick_steps(small_target, trained, requests, chain, 24))["tau"]
     assert least is not None and metrics["tau"] >= least
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from headsmith.data.pack import Row
 from headsmith.inference.engine import Decoder
-from headsmith.inference.evaluate import quick_tau
+from headsmith.inference.evaluate import quick_steps
+from headsmith.inference.metrics import summarise
 from headsmith.inference.records import Request
 from headsmith.inference.tree import Chain
 from headsmith.models.medusa import MedusaHead
@@ -213,7 +214,7 @@ def test_what_is_learned_by_heart_is_accepted_in_decoding(target: Target) -> Non
     with torch.no_grad():
         result = medusa_losses(head, target, row, K)
     assert result.correct.tolist() == result.rows.tolist()
-    metrics = quick_tau(target, head, requests, Chain(K), 21)
+    metrics = summarise(quick_steps(target, head, requests, Chain(K), 21))
     committed, passes = walk(row.rows[0], result.run)
     assert metrics["tau"] == pytest.approx(committed / passes)
     # 20 tokens behind the first in passes of four.

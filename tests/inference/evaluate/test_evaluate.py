@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from headsmith.inference.evaluate import EvalSettings, evaluate, quick_tau, raise_if_unequal
+from headsmith.inference.evaluate import EvalSettings, evaluate, quick_steps, raise_if_unequal
 from headsmith.inference.metrics import summarise
 from headsmith.inference.plots import can_plot
 from headsmith.inference.records import Request, Steps
@@ -191,14 +191,15 @@ def test_without_the_baseline(settings: EvalSettings) -> None:
     assert result["equality"]["compared_to_baseline"] == 0
 
 
-def test_quick_tau_is_the_same_tau(measured: Measured, folders: tuple[Path, Path, Path]) -> None:
+def test_quick_steps_give_the_tau(measured: Measured, folders: tuple[Path, Path, Path]) -> None:
     target = Target.load(folders[0])
     requests = [
         Request(one["id"], one["task"], one["prompt_ids"])
         for one in lines(measured.out / "responses.jsonl")
     ]
     head = Eagle3Head.load(folders[1], num_target_layers=target.num_layers)
-    assert quick_tau(target, head, requests, Chain(3), 8) == measured.result["overall"]
+    steps = quick_steps(target, head, requests, Chain(3), 8)
+    assert summarise(steps) == measured.result["overall"]
 
 
 def test_stop_string_ends_answers_and_is_counted(
