@@ -18,6 +18,8 @@ WORKERS ?= logical
 
 BIN := $(VENV)/bin
 # Byte code is made on first import, for what is imported: that is a fraction of what is installed.
+# Where that is forbidden, each process would compile torch and transformers anew, for 20 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	$(PIP_FLAGS) -c constraints.txt
 ROOMS := train models inference data recipes

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 # Before torch is imported. Tests are many small operations, which more threads only slow down; and
-# threads of several workers would wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# threads of several workers would wait for each other: ten times slower on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
