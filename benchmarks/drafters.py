@@ -220,7 +220,7 @@ def main(
             ]
     if json_path is not None:
         write_json(json_path, {"rows": rows, "warnings": warnings})
-    show(table_of(rows), [f"warning: {text}" for text in warnings], rows, width=180)
+    show(table_of(rows), [f"warning: {text}" for text in warnings], rows)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def main(change: str, batch: int, json_path: Path | None, **options: Any) -> Non
         rows.append(row_of(percent, drafted, plain, judge, batch))
     if json_path is not None:
         write_json(json_path, {"draft": settings.draft, "rows": rows})
-    show(table_of(rows), [], rows, width=100)
+    show(table_of(rows), [], rows)
 
 
 if __name__ == "__main__":

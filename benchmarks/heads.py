@@ -21,6 +21,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from headsmith.cli import run
@@ -182,11 +183,13 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def show(table: Table, lines: Iterable[str], rows: Sequence[dict[str, Any]], width: int) -> None:
+def show(table: Table, lines: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
     """Print the table and what is to be said of it; EqualityFailed if a token of `rows` is not the
     target's.
     """
     # As wide as the table, also where the output goes to a file.
+    endless = Console(width=1000)
+    width = Measurement.get(endless, endless.options, table).maximum
     console = Console(width=max(width, Console().width), highlight=False)
     console.print(table)
     for line in (TAU_FORMULA, *lines):
@@ -239,7 +242,7 @@ def main(
     if json_path is not None:
         write_json(json_path, {"rows": rows, "leaders": leaders(rows), "warnings": warnings})
     said = [*leaders(rows), *(f"warning: {text}" for text in warnings)]
-    show(table_of(rows), said, rows, width=120)
+    show(table_of(rows), said, rows)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ def test_heads_are_compared_in_one_table(
         assert equality["exact"] == equality["checked"] == row["metrics"]["tokens"] > 0
     for word in ("u5", "3 of 3", "eagle3.1", "tree:24,4,5", "leads in tau"):
         assert word in said.output
+    # No figure is cut short where the output is no terminal.
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said.output
     assert len(written["leaders"]) == 8 and all(line in said.output for line in written["leaders"])
 
 
