@@ -1,0 +1,107 @@
+"""benchmarks/decode.py on tiny models, and what of benchmarks/gpu.sh takes no minutes in the
+interpreter; `gpu.sh --dry` goes through all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import LlamaForCausalLM
+
+from headsmith.inference import machine
+from headsmith.inference.tree import Tree
+from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.target import Target
+
+
+@pytest.fixture(scope="module")
+def target_dir(
+    tiny_tokenizer: Any,
+    make_llama: Callable[..., LlamaForCausalLM],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A target of two blocks, for the interpreter takes its time."""
+    path = tmp_path_factory.mktemp("target") / "target"
+    model = make_llama(
+        seed=3,
+        num_hidden_layers=2,
+        vocab_size=len(tiny_tokenizer),
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        bos_token_id=tiny_tokenizer.bos_token_id,
+        eos_token_id=tiny_tokenizer.eos_token_id,
+    )
+    model.save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def head_dir(target_dir: Path) -> Path:
+    """A fresh head of it."""
+    folder = target_dir.parent / "head"
+    target = Target.load(target_dir)
+    ids = torch.arange(target.vocab_size)
+    Eagle3Head.for_target(target, ids, taps=(0, 1, 2)).save(folder)
+    return folder
+
+
+def test_a_gpu_is_asked_for(root: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    script = root / "benchmarks" / "gpu.sh"
+    said = subprocess.run([str(script)], capture_output=True, text=True)
+    assert said.returncode == 2 and "--head DIR is missing" in said.stderr
+    command = [sys.executable, str(root / "benchmarks" / "gpu_kernels.py")]
+    environment = {**os.environ, "HEADSMITH_KERNELS": "auto"}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert said.returncode == 4 and "there is no GPU here" in said.stderr
+
+
+@pytest.fixture
+def decode(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/decode.py"""
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    monkeypatch.setitem(machine.BYTES, "cpu", 2**16)
+    monkeypatch.setitem(machine.SIDE, "cpu", 16)
+    return importlib.import_module("decode")
+
+
+@pytest.mark.slow
+def test_overhead_is_measured_in_turn_with_generate(
+    decode: ModuleType, target_dir: Path, head_dir: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("red", "tea", "a")))
+    path = tmp_path / "decode.json"
+    arguments = [f"--target={target_dir}", f"--head={head_dir}", f"--prompts={prompts}"]
+    arguments += ["--device=cpu", "--max-new-tokens=8", f"--json={path}", "--no-verdict"]
+    said = CliRunner().invoke(decode.main, arguments)
+    assert said.exit_code == 0, said.output
+    found = json.loads(path.read_text())
+    assert found["requests"] == found["texts_of_generate"] == found["texts_of_plain"] == 1
+    assert found["predicted_speedup"] == pytest.approx(
+        found["tau"] / found["costs"]["model"]["break_even"]
+    )
+    assert found["of_prediction"] == pytest.approx(found["speedup"] / found["predicted_speedup"])
+    assert min(found["plain_tokens_per_s"], found["generate_tokens_per_s"]) > 0
+
+
+def test_forced_acceptance_follows_a_deepest_path(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    deepest = importlib.import_module("gpu_decode").deepest
+    assert deepest(Tree([5, 1, 2, 3, 4], [-1, 0, 0, 2, 3])) == [0, 2, 3, 4]
+    assert deepest(Tree([5], [-1])) == [0]
