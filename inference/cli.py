@@ -126,6 +126,7 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     """Measure a head: acceptance length, rates, speed and equality with the target."""
     from rich.console import Console
 
+    from headsmith.inference import plots
     from headsmith.inference.diagnose_report import print_diagnosis
     from headsmith.inference.evaluate import EvalSettings, evaluate, raise_if_unequal
     from headsmith.inference.gate import raise_if_missed
@@ -142,6 +143,8 @@ def eval_(batch: str, context: str | None, json_path: str | None, **options: Any
     print_report(result, console)
     if "diagnosis" in result:
         print_diagnosis(result["diagnosis"], console)
+    if settings.out is not None and not plots.can_plot():
+        click.echo(f"headsmith: {plots.NO_PLOT}", err=True)
     shared.write_figures(result, json_path)
     raise_if_unequal(result)
     raise_if_missed(result)

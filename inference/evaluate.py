@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headsmith.errors import EqualityFailed, HeadsmithError
-from headsmith.inference import plots
 from headsmith.inference.context import bring_to
 from headsmith.inference.counters import served
 from headsmith.inference.gate import Bound, check_names, judge, load_gate
@@ -103,8 +102,6 @@ def raise_if_unequal(result: dict[str, Any]) -> None:
 def _measure(session: Session) -> dict[str, Any]:
     """Everything that is asked for. `diagnosis` is in the result only where one was."""
     settings = session.settings
-    if settings.out is not None and not plots.can_plot():
-        session.warnings.append(plots.NO_PLOT)
     if settings.diagnose is None:
         _run(session)
         return build_result(session)

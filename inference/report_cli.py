@@ -22,9 +22,7 @@ def report(folder: Path) -> None:
     from headsmith.inference.report_files import drop_stale_plots, write_report
 
     result = load_result(folder / "result.json")
-    if plots.can_plot():
-        result["warnings"] = [line for line in result["warnings"] if line != plots.NO_PLOT]
-    else:
+    if not plots.can_plot():
         click.echo(f"headsmith: {plots.NO_PLOT}", err=True)
     with atomic_files(folder) as fresh:
         write_report(fresh, result)

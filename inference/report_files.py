@@ -76,7 +76,7 @@ def page(result: dict[str, Any], tables: list[Sheet], drawn: list[Plot]) -> str:
         statements=statements(result),
         warnings=result["warnings"],
         plots=inlined,
-        no_plot="" if plots.can_plot() or plots.NO_PLOT in result["warnings"] else plots.NO_PLOT,
+        no_plot="" if plots.can_plot() else plots.NO_PLOT,
         sheets=[*tables, _provenance(result)],
         created=result["created"],
     )
