@@ -21,7 +21,6 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from headsmith.cli import run
@@ -188,8 +187,7 @@ def show(table: Table, lines: Iterable[str], rows: Sequence[dict[str, Any]]) -> 
     target's.
     """
     # As wide as the table, also where the output goes to a file.
-    endless = Console(width=1000)
-    width = Measurement.get(endless, endless.options, table).maximum
+    width = Console(width=1000).measure(table).maximum
     console = Console(width=max(width, Console().width), highlight=False)
     console.print(table)
     for line in (TAU_FORMULA, *lines):

@@ -9,15 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import LlamaForCausalLM
 
 from headsmith.inference import machine
 from headsmith.inference.tree import Tree
@@ -26,45 +23,21 @@ from headsmith.models.target import Target
 
 
 @pytest.fixture(scope="module")
-def target_dir(
-    tiny_tokenizer: Any,
-    make_llama: Callable[..., LlamaForCausalLM],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A target of two blocks, for the interpreter takes its time."""
-    path = tmp_path_factory.mktemp("target") / "target"
-    model = make_llama(
-        seed=3,
-        num_hidden_layers=2,
-        vocab_size=len(tiny_tokenizer),
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        bos_token_id=tiny_tokenizer.bos_token_id,
-        eos_token_id=tiny_tokenizer.eos_token_id,
-    )
-    model.save_pretrained(path)
-    tiny_tokenizer.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def head_dir(target_dir: Path) -> Path:
-    """A fresh head of it."""
-    folder = target_dir.parent / "head"
-    target = Target.load(target_dir)
+def head_dir(tiny_target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh head of the tiny target."""
+    folder = tmp_path_factory.mktemp("gpu") / "head"
+    target = Target.load(tiny_target_dir)
     ids = torch.arange(target.vocab_size)
     Eagle3Head.for_target(target, ids, taps=(0, 1, 2)).save(folder)
     return folder
 
 
 def test_a_gpu_is_asked_for(root: Path, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
     script = root / "benchmarks" / "gpu.sh"
     said = subprocess.run([str(script)], capture_output=True, text=True)
     assert said.returncode == 2 and "--head DIR is missing" in said.stderr
     command = [sys.executable, str(root / "benchmarks" / "gpu_kernels.py")]
-    environment = {**os.environ, "HEADSMITH_KERNELS": "auto"}
+    environment = {**os.environ, "HEADSMITH_KERNELS": "auto", "CUDA_VISIBLE_DEVICES": ""}
     said = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert said.returncode == 4 and "there is no GPU here" in said.stderr
 
@@ -80,12 +53,12 @@ def decode(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 def test_overhead_is_measured_in_turn_with_generate(
-    decode: ModuleType, target_dir: Path, head_dir: Path, tmp_path: Path
+    decode: ModuleType, tiny_target_dir: Path, head_dir: Path, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("red", "tea", "a")))
     path = tmp_path / "decode.json"
-    arguments = [f"--target={target_dir}", f"--head={head_dir}", f"--prompts={prompts}"]
+    arguments = [f"--target={tiny_target_dir}", f"--head={head_dir}", f"--prompts={prompts}"]
     arguments += ["--device=cpu", "--max-new-tokens=8", f"--json={path}", "--no-verdict"]
     said = CliRunner().invoke(decode.main, arguments)
     assert said.exit_code == 0, said.output
