@@ -4,7 +4,8 @@
 #
 #   benchmarks/gpu.sh --target DIR --head DIR [--out DIR] [--python PATH]
 #
-# Every kernel against its reference on the device; decoding with and without kernels: a target with
+# Every kernel against its reference on the device; decoding without kernels, with them, and in
+# rounds that stay on the device as CUDA graphs: a target with
 # its trained head (greedy text checked), and random weights in the sizes of Llama-3.1-8B and
 # Qwen3-30B-A3B with forced acceptance, batch 1, 4 and 16, chain and tree, plain decoding and
 # transformers' generate; training steps. Writes JSON files, result.json and table.md into --out.
@@ -57,7 +58,7 @@ HEADSMITH_KERNELS=$wish part kernels \
   "$python" "$here/gpu_kernels.py" $dry --json "$out/kernels.json"
 for shape in trained llama-8b qwen3-30b-a3b; do
   part "decoding, $shape" "$python" "$here/gpu_decode.py" $dry --shape "$shape" \
-    --target "$target" --head "$head" --kernels "off,$wish" --json "$out/decode-$shape.json"
+    --target "$target" --head "$head" --kernels "off,$wish/host,$wish" --json "$out/decode-$shape.json"
 done
 part training "$python" "$here/gpu_train.py" $dry --target "$target" --kernels "off,$wish" \
   --json "$out/training.json"

@@ -7,7 +7,9 @@ target's choices are replaced so that a set number of drafts is kept, after ever
 computed. With --dry the shapes are tiny and the device is the CPU.
 
 For each batch size: transformers' `generate`, plain decoding, a chain and a tree, in tokens a
-second; with kernels where HEADSMITH_KERNELS says so. A run says which kernels ran.
+second; without kernels, with kernels whose tables the host makes, and in rounds that stay on the
+device, as CUDA graphs. A run says which kernels ran, and whether graphs did. The command exits with
+3 if the target says other than its text, and with 5 if a dense target was not captured on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,19 +29,20 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from headsmith.cli import run
-from headsmith.errors import EqualityFailed, HeadsmithError
+from headsmith.errors import EqualityFailed, GateNotMet, HeadsmithError
 from headsmith.files import write_json
-from headsmith.inference.active import Active
 from headsmith.inference.engine import Decoder
 from headsmith.inference.environment import pick_device
 from headsmith.inference.equality import check_equality
 from headsmith.inference.judging import Judge
 from headsmith.inference.kernels import VARIABLE
+from headsmith.inference.kernels.verify import Nodes
 from headsmith.inference.make_drafter import make_drafter
 from headsmith.inference.prompts import RequestBuilder, load_prompts
 from headsmith.inference.records import Request
+from headsmith.inference.resident.rounds import VARIABLE as ROUNDS
 from headsmith.inference.speed import Arm, ratio
-from headsmith.inference.tree import Tree, parse_shape
+from headsmith.inference.tree import parse_shape
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.heads import Head, load_head
 from headsmith.models.target import Target
@@ -96,46 +99,64 @@ def random_target(shape: str, device: torch.device, tokenizer: Any, *, dry: bool
 
 @dataclass(slots=True)
 class Forced(Judge):
-    """Keeps `tau` - 1 drafts of a deepest path on the average, whatever the target says."""
+    """Keeps `tau` - 1 drafts of a deepest path on the average, whatever the target says; trees have
+    one number of nodes. Nothing is asked of the host, so that rounds can be captured with it.
+    """
 
     tau: float = 1.0
-    due: dict[str, float] = field(default_factory=dict)
+    due: dict[int, Tensor] = field(default_factory=dict)
 
-    def chosen(self, choices: Tensor, active: Sequence[Active], trees: Sequence[Tree]) -> Tensor:
-        forced: list[int] = []
-        for a, tree in zip(active, trees, strict=True):
-            owed = self.due.get(a.request.name, 0.0) + self.tau - 1
-            path = deepest(tree)[: int(owed) + 1]
-            self.due[a.request.name] = owed - (len(path) - 1)
-            said = {node: tree.tokens[child] for node, child in zip(path, path[1:], strict=False)}
-            # Behind the last node that is kept stands a token that no child of it holds.
-            held = {tree.tokens[child] for child in tree.children[path[-1]]}
-            said[path[-1]] = next(i for i in range(len(held) + 1) if i not in held)
-            forced += [said.get(node, -1) for node in range(len(tree))]
-        other = torch.tensor(forced, device=choices.device)
-        return torch.where(other >= 0, other, choices)
+    def chosen(self, choices: Tensor, nodes: Callable[[], Nodes]) -> Tensor:
+        trees = nodes()
+        batch = len(trees.offsets) - 1
+        tokens, parents = (x.view(batch, -1).long() for x in (trees.tokens, trees.parents))
+        if batch not in self.due:
+            self.due[batch] = torch.zeros(batch, device=choices.device)
+        owed = self.due[batch]
+        owed += self.tau - 1
+        path, depths = deepest(parents)
+        kept = path & (depths <= owed[:, None])
+        owed -= kept.sum(1) - 1
+        # Each kept node says what its child on the path holds, and the last what no node holds.
+        held = torch.arange(tokens.shape[1] + 1, device=tokens.device)
+        free = (tokens[:, :, None] == held).any(1).int().argmin(1)
+        last = (depths * kept).argmax(1)
+        said = choices.view(batch, -1).scatter(1, last[:, None], free[:, None])
+        child = kept & (parents >= 0)
+        aside = torch.cat([said, said[:, :1]], 1)
+        at = torch.where(child, parents, tokens.shape[1])
+        return aside.scatter(1, at, tokens)[:, :-1].flatten()
 
 
-def deepest(tree: Tree) -> list[int]:
-    """The nodes from the root to the first of the deepest."""
-    path = [tree.depths.index(tree.depth)]
-    while path[-1] != 0:
-        path.append(tree.parents[path[-1]])
-    return path[::-1]
+def deepest(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Of trees int64 [B, N], the nodes from the root to the first of the deepest, bool [B, N], and
+    the depths of all, int64 [B, N].
+    """
+    batch, nodes = parents.shape
+    own = torch.eye(nodes, device=parents.device).expand(batch, -1, -1)
+    above = own + (parents[:, :, None] == torch.arange(nodes, device=parents.device))
+    reach = 1
+    while reach < nodes:
+        above, reach = ((above @ above) > 0).float(), 2 * reach
+    depths = (above > 0).sum(2) - 1
+    first = depths.argmax(1)
+    path = above.gather(1, first[:, None, None].expand(-1, 1, nodes))[:, 0] > 0
+    return path, depths
 
 
 @contextmanager
 def kernels(wish: str) -> Iterator[None]:
-    """With this wish for kernels."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = wish
+    """With this wish for kernels, and behind a `/` for rounds."""
+    before = {name: os.environ.get(name) for name in (VARIABLE, ROUNDS)}
+    for name, value in zip(before, wish.partition("/")[::2], strict=True):
+        os.environ[name] = value or "graph"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def prompts(vocab: int, count: int, length: int) -> list[Request]:
@@ -231,7 +252,13 @@ def own_attention(model: Any) -> Any:
 @click.option("--shape", type=click.Choice(SHAPES), required=True)
 @click.option("--target", required=True, help="The trained target; the tokenizer of the others.")
 @click.option("--head", help="The trained head, for --shape trained.")
-@click.option("--kernels", "wishes", default="off,auto", show_default=True, help="Wishes, in turn.")
+@click.option(
+    "--kernels",
+    "wishes",
+    default="off,auto/host,auto",
+    show_default=True,
+    help="Wishes, in turn: HEADSMITH_KERNELS, or with HEADSMITH_ROUNDS behind a slash.",
+)
 @click.option("--dry", is_flag=True, help="Tiny shapes on the CPU.")
 @click.option("--json", "path", type=Path, help="Write the rows here.")
 def main(
@@ -282,6 +309,11 @@ def main(
         write_json(path, rows)
     if wrong:
         raise EqualityFailed(f"{wrong} output tokens are not the target's own")
+    captured = [row for row in rows if row["wish"] == "auto"]
+    if not dry and shape != "qwen3-30b-a3b":
+        for row in captured:
+            if "CUDA graphs" not in row["kernels"]:
+                raise GateNotMet(f"batch {row['batch']}, {row['draft']}: no CUDA graph ran")
 
 
 def say(row: dict[str, Any]) -> None:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from headsmith.inference.kernels import use_kernels
-from headsmith.inference.kernels.tree_build import MOST_NODES, Candidates, build, grow
+from headsmith.inference.kernels.tree_build import (
+    MOST_NODES,
+    Candidates,
+    Trees,
+    build,
+    grow,
+)
 from headsmith.inference.ranking import Ranking
 from headsmith.inference.stages import stage
 from headsmith.inference.tree import DynamicTree, RankTree, Tree, choose_nodes
@@ -86,6 +92,22 @@ def _beam_by_kernels(
     first: Tensor, expand: Expand, shape: DynamicTree, roots: Sequence[int], ranking: Ranking
 ) -> list[Tree]:
     """The same, a launch for each level and one for the trees; the host reads once, at the end."""
+    ends = torch.tensor(roots, device=first.device)
+    trees = grow_trees(first, expand, shape, ends, torch.zeros_like(ends), ranking)
+    with stage("tree build"):
+        rows = torch.stack([trees.tokens, trees.parents.long()], 1).tolist()
+    return [Tree(tokens, parents) for tokens, parents in rows]
+
+
+def grow_trees(
+    first: Tensor,
+    expand: Expand,
+    shape: DynamicTree,
+    roots: Tensor,
+    lengths: Tensor,
+    ranking: Ranking,
+) -> Trees:
+    """Trees of a beam by the device alone: roots int64 [B] and their positions int64 [B]."""
     device, batch, k = first.device, len(roots), min(shape.topk, ranking.size)
     own = torch.eye(k, dtype=torch.bool, device=device).expand(batch, k, k)
     found = Candidates.empty(batch, k, shape.depth, device)
@@ -94,7 +116,7 @@ def _beam_by_kernels(
     with stage("tree build"):
         frontier, seen = grow(ids, logp, None, found, 0), own
     for level in range(1, shape.depth):
-        depths = torch.arange(level).repeat_interleave(k)
+        depths = torch.arange(level * k, device=device) // k
         states = expand(frontier.tokens, frontier.origins, seen, depths)
         with stage("draft lm_head"):
             logp, ids = ranking.scored(states, k)
@@ -103,10 +125,7 @@ def _beam_by_kernels(
             kept = seen.gather(1, frontier.origins[:, :, None].expand(-1, -1, seen.shape[-1]))
             seen = torch.cat([kept, own], -1)
     with stage("tree build"):
-        ends = torch.tensor(roots, device=device)
-        trees = build(found, ends, torch.zeros_like(ends), shape.nodes)
-        rows = torch.stack([trees.tokens, trees.parents.long()], 1).tolist()
-    return [Tree(tokens, parents) for tokens, parents in rows]
+        return build(found, roots, lengths, shape.nodes)
 
 
 def _fixed_ranks(

@@ -2,7 +2,8 @@
 simply overwritten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -29,7 +30,13 @@ class KeyValueCache:
         self.slots, self.capacity = slots, capacity
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._plan: tuple[Sequence[Span], Plan] | None = None
+        self._following: Plan | None = None
         self._stores: list[Stores] = []
+
+    def fitting(self, slots: int, capacity: int) -> "KeyValueCache":
+        """This cache if it has so many slots and room enough, else a new one."""
+        fits = slots == self.slots and capacity <= self.capacity
+        return self if fits else KeyValueCache(slots, capacity)
 
     @property
     def nbytes(self) -> int:
@@ -79,23 +86,60 @@ class KeyValueCache:
         sinks: Tensor | None,
     ) -> Tensor | None:
         """Store key [g, T, d] and value [g, T, d_v] of all spans and attend by the kernel, where
-        there is one for them: query [h, T, d] -> [h, T, d_v].
+        there is one for them: query [h, T, d] -> [h, T, d_v]. Within `following` its plan says
+        where they go, and no spans are needed.
         """
+        plan = self._following or self._plan_of(spans, query)
+        if plan is None:
+            return None
+        self.store(layer, plan.slots, plan.rows, key, value)
+        return tree_attention(
+            query,
+            *self._layers[layer],
+            plan,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def _plan_of(self, spans: Sequence[Span], query: Tensor) -> Plan | None:
+        """How the kernel would attend over these spans; None where it is not for them."""
         small = max(span.length for span in spans) <= LONGEST
         if not small or query.dtype == torch.float64 or not use_kernels(query.device):
             return None
         end = max(span.offset + span.length for span in spans)
         assert end <= self.capacity, f"slots of {self.capacity} tokens cannot hold {end}"
-        self._make(layer, key, value)
         # One pass has one list of spans, which all its layers read.
         if self._plan is None or self._plan[0] is not spans:
             self._plan = (spans, Plan.of(spans, query.device))
-        plan, (keys, values) = self._plan[1], self._layers[layer]
-        keys[plan.slots, :, plan.rows] = key.transpose(0, 1)
-        values[plan.slots, :, plan.rows] = value.transpose(0, 1)
-        return tree_attention(
-            query, keys, values, plan, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        return self._plan[1]
+
+    @contextmanager
+    def following(self, plan: Plan) -> Iterator[None]:
+        """The passes within this block are those of a plan that lies on the device already."""
+        self._following = plan
+        try:
+            yield
+        finally:
+            self._following = None
+
+    def store(self, layer: int, slots: Tensor, rows: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys [g, T, d] and values [g, T, d_v] go to their slots and rows, int64 [T] each."""
+        self._make(layer, key, value)
+        keys, values = self._layers[layer]
+        keys[slots, :, rows] = key.transpose(0, 1)
+        values[slots, :, rows] = value.transpose(0, 1)
+
+    def stores(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer that is in use, [slots, g, capacity, d] each."""
+        return self._layers[layer]
+
+    def clear(self, slot: int) -> None:
+        """Zeros in all rows of a slot."""
+        for pair in self._layers.values():
+            for store in pair:
+                store[slot] = 0
 
     def keep(self, slot: int, start: int, nodes: list[int]) -> None:
         """Move the tree nodes behind `start` that were accepted to the consecutive rows start,
@@ -108,18 +152,22 @@ class KeyValueCache:
         moves = [move for move in moves if move[2] != list(range(len(move[2])))]
         if not moves:
             return
-        if not self._stores:
-            self._stores = Stores.of([store for pair in self._layers.values() for store in pair])
         longest = max(len(nodes) for _, _, nodes in moves)
         table = [
             [slot, start, len(nodes), *nodes, *[0] * (longest - len(nodes))]
             for slot, start, nodes in moves
         ]
+        device = next(iter(self._layers.values()))[0].device
+        rows = torch.tensor(table, dtype=torch.int32, device=device)
+        slots, starts, counts = (column.contiguous() for column in rows[:, :3].unbind(1))
+        self.compact(slots, starts, rows[:, 3:].contiguous(), counts)
+
+    def compact(self, slots: Tensor, starts: Tensor, paths: Tensor, counts: Tensor) -> None:
+        """The same from tables on the device, as inference/kernels/compaction.py has them."""
+        if not self._stores:
+            self._stores = Stores.of([store for pair in self._layers.values() for store in pair])
         for stores in self._stores:
-            device = stores.pointers.device
-            rows = torch.tensor(table, dtype=torch.int32, device=device)
-            slots, starts, counts = (column.contiguous() for column in rows[:, :3].unbind(1))
-            compact(stores, slots, starts, rows[:, 3:].contiguous(), counts)
+            compact(stores, slots, starts, paths, counts)
 
     def _make(self, layer: int, key: Tensor, value: Tensor) -> None:
         """The two stores of a layer, at its first use."""

@@ -97,7 +97,7 @@ class DriftRecorder(EagleDrafter):
         u = layer.inputs(self.head.embed(self.target, tokens), z)
         cos, sin = self.head.cos_sin(positions_of([span], tokens.device))
         # The same keys and values once more, to the same place.
-        keys, values = self._cache.extend(0, span, *layer.key_value(u, cos, sin))
+        keys, values = self.cache.extend(0, span, *layer.key_value(u, cos, sin))
         query = layer.query(u[-1:], cos[-1:], sin[-1:])
         mask = visible(span, keys.shape[1], self.head.config.sliding_window, tokens.device)
         groups = query.shape[0] // keys.shape[0]

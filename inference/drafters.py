@@ -1,7 +1,7 @@
 """Drafters: what proposes the trees that the target verifies (spec/eagle.md 6)."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,23 +108,33 @@ class EagleDrafter:
         # Kernels read the weights as they are.
         if not takes(target.head_weight):
             pack_linears(self.head)
-        self._reading, self._ranking = HeadReading(self.head), ranking_of_head(self.head)
+        self.reading, self.ranking = HeadReading(self.head), ranking_of_head(self.head)
         self.target, self.taps = target, head.taps
         self.shape: Shape = shape
-        self._cache = KeyValueCache(0, 0)
+        self.cache = KeyValueCache(0, 0)
         self._lengths: list[int] = []
 
     @property
     def cache_bytes(self) -> int:
         """Keys and values of the head."""
-        return self._cache.nbytes
+        return self.cache.nbytes
 
     def reset(self, slots: int, capacity: int) -> None:
-        self._cache = KeyValueCache(slots, capacity)
+        # What was captured on a GPU keeps its memory.
+        keep = takes(self.target.head_weight)
+        self.cache = self.cache.fitting(slots, capacity) if keep else KeyValueCache(slots, capacity)
         self._lengths = [0] * slots
 
     def release(self, slot: int) -> None:
         self._lengths[slot] = 0
+
+    def absorb(self, update: Update) -> None:
+        """Take in what was committed without a draft behind it."""
+        self._extend([update])
+
+    def follow(self, slot: int, rows: int) -> None:
+        """Rounds on the device (inference/resident/) have filled so many rows of a slot."""
+        self._lengths[slot] = rows
 
     @torch.inference_mode()
     def propose(self, updates: Sequence[Update]) -> list[Tree]:
@@ -145,38 +155,52 @@ class EagleDrafter:
         for update, span in zip(updates, spans, strict=True):
             self._lengths[update.slot] = span.start + span.length
         tokens = torch.tensor([t for u in updates for t in u.tokens], device=self.target.device)
-        z = self._reading.fuse([(u.states, u.rows) for u in updates])
+        z = self.reading.fuse([(u.states, u.rows) for u in updates])
         last = torch.tensor([s.length for s in spans], device=tokens.device).cumsum(0) - 1
         return self._layer(tokens, z, spans, last)
 
     def _layer(
         self, tokens: Tensor, z: Tensor, spans: Sequence[Span], last: Tensor | None = None
     ) -> Tensor:
-        """The head's layer over new rows: tokens [T], z [T, H] -> g [T, H], or of the rows `last`
-        only.
+        """`run_layer` over the spans of its cache."""
+
+        def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return ragged_attention(
+                query,
+                keys,
+                values,
+                spans,
+                cache=self.cache,
+                last_only=last is not None,
+                window=self.head.config.sliding_window,
+            )
+
+        return self.run_layer(tokens, z, positions_of(spans, tokens.device), attend, last)
+
+    def run_layer(
+        self,
+        tokens: Tensor,
+        z: Tensor,
+        positions: Tensor,
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        last: Tensor | None = None,
+    ) -> Tensor:
+        """The head's layer over new rows: tokens [T], z [T, H], positions [T] -> g [T, H], or of
+        the rows `last` only, which are then all that `attend` gets queries of.
         """
         layer = self.head.midlayer
-        u = self._reading.inputs(self.head.embed(self.target, tokens), z)
-        cos, sin = self.head.cos_sin(positions_of(spans, tokens.device))
+        u = self.reading.inputs(self.head.embed(self.target, tokens), z)
+        cos, sin = self.head.cos_sin(positions)
         keys, values = layer.key_value(u, cos, sin)
         if last is not None:
             u, z, cos, sin = u[last], z[last], cos[last], sin[last]
-        attended = ragged_attention(
-            layer.query(u, cos, sin),
-            keys,
-            values,
-            spans,
-            cache=self._cache,
-            last_only=last is not None,
-            window=self.head.config.sliding_window,
-        )
-        return layer.output(z, attended)
+        return layer.output(z, attend(layer.query(u, cos, sin), keys, values))
 
     def _chains(self, slots: list[int], roots: list[int], g: Tensor, depth: int) -> list[Tree]:
         drafted: list[Tensor] = []
         for step in range(depth):
             with stage("draft lm_head"):
-                tokens = self._ranking.likeliest(g)
+                tokens = self.ranking.likeliest(g)
             drafted.append(tokens)
             if step + 1 < depth:
                 spans = [Span(1, self._lengths[slot] + step, slot) for slot in slots]
@@ -203,4 +227,4 @@ class EagleDrafter:
                 states = self.head.feedback(g).view(batch, m, -1)
             return g.view(batch, m, -1)
 
-        return draft_trees(g, expand, shape, roots, self._ranking)
+        return draft_trees(g, expand, shape, roots, self.ranking)

@@ -17,19 +17,23 @@ from torch import Tensor
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference.accept import GREEDY, Rule
-from headsmith.inference.active import Active, Verified
+from headsmith.inference.active import Active, Kept, Verified
 from headsmith.inference.arrival import Arrival, Queue
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
 from headsmith.inference.judging import Judge
 from headsmith.inference.kernels import watching
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response, Round
+from headsmith.inference.resident.rounds import DeviceRounds, drafting_on_device
 from headsmith.inference.stages import stage
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 from headsmith.models.prefix import Features
 from headsmith.models.spans import Span
 from headsmith.models.target import Target
+
+# Rows that a cache is rounded up to where what is captured on its memory should live on.
+ROOM = 512
 
 
 class Decoder:
@@ -81,6 +85,7 @@ class Decoder:
         self.phases = Phases()
         self.rounds: list[Round] = []
         self.cache = KeyValueCache(0, 0)
+        self.device_rounds: DeviceRounds | None = None
 
     @torch.inference_mode()
     def generate(
@@ -132,11 +137,26 @@ class Decoder:
         longest = max((len(r.prompt_ids) for r in requests), default=0)
         committed = min(limit, longest + self.stop.max_new_tokens)
         shape = self.drafter.shape if self.drafter is not None else None
-        self.cache = KeyValueCache(self.batch, committed + (shape.nodes if shape else 0) + 1)
-        if self.drafter is not None and shape is not None:
-            # A beam search keeps topk nodes of each level behind the committed rows.
-            drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth)
-            self.drafter.reset(self.batch, committed + drafted + 1)
+        rows = committed + (shape.nodes if shape else 0) + 1
+        # A beam search keeps topk nodes of each level behind the committed rows.
+        drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth) if shape else 0
+        slots = self.batch
+        drafting = drafting_on_device(self.target, self.drafter, self.rule)
+        if drafting is None:
+            self.device_rounds = None
+            self.cache = KeyValueCache(slots, rows)
+        else:
+            # One slot more, and room for longer requests: rounds are captured on this memory.
+            more = -committed % ROOM
+            slots, committed, rows = slots + 1, committed + more, rows + more
+            self.cache = self.cache.fitting(slots, rows)
+            if self.device_rounds is None:
+                self.device_rounds = DeviceRounds(
+                    self.target, drafting, self._taps, self.judge, self.batch
+                )
+            self.device_rounds.start(self.cache)
+        if self.drafter is not None:
+            self.drafter.reset(slots, committed + drafted + 1)
         self.phases, self.rounds = Phases(), []
 
     def _admit(self, queue: Queue, active: list[Active]) -> list[Active]:
@@ -207,13 +227,27 @@ class Decoder:
     def _step(self, active: list[Active]) -> None:
         """One round for every active request: draft, verify, accept, commit."""
         before = replace(self.phases)
-        with self._timed("draft_s"):
-            trees = self._draft(active)
-        with self._timed("verify_s"):
-            states, verified = self._verify(active, trees)
-        with self._timed("other_s"):
-            self._accept(active, trees, states, verified)
+        if self.device_rounds is not None and self.device_rounds.take(active):
+            self._step_on_device(active, self.device_rounds)
+        else:
+            with self._timed("draft_s"):
+                trees = self._draft(active)
+            with self._timed("verify_s"):
+                states, verified = self._verify(active, trees)
+            with self._timed("other_s"):
+                self._accept(active, trees, states, verified)
         self.rounds.append(Round(len(active), self.phases - before))
+
+    def _step_on_device(self, active: list[Active], rounds: DeviceRounds) -> None:
+        """The same without the host, which reads what was kept."""
+        with self._timed("draft_s"):
+            rounds.draft(active)
+        with self._timed("verify_s"):
+            rounds.verify(active)
+        with self._timed("other_s"):
+            for a, told in zip(active, rounds.read(active), strict=True):
+                self._keep(a, told.kept, (told.depth, rounds.drafts), rounds.states, told.rows)
+            rounds.committed(active)
 
     def _draft(self, active: list[Active]) -> list[Tree]:
         if self.drafter is None:
@@ -246,21 +280,37 @@ class Decoder:
         for a, tree, seen in zip(active, trees, verified, strict=True):
             with stage("verify"):
                 kept = seen.keep(self.rule, tree)
-            path, new = kept.path, kept.new
-            committed = self._commit(a, new, kept.ended)
-            a.passes.append(Pass(tree.depth, len(path) - 1, committed, len(tree) - 1))
+            start, rows = a.cached, [first + node for node in kept.path]
+            self._keep(a, kept, (tree.depth, len(tree) - 1), states, rows, seen.likeliest)
             if a.finished is None:
-                moves.append((a.slot, a.cached, path))
-                a.cached += len(path)
-                assert a.cached == a.length - 1, "the cache holds all committed tokens but the root"
-                rows = [first + node for node in path]
-                last, place = states.last[rows[-1]], a.next_place()
-                a.update = Update(
-                    a.slot, new, states.taps, last, place, likeliest=seen.likeliest, rows=rows
-                )
+                moves.append((a.slot, start, kept.path))
             first += len(tree)
         with stage("compaction"):
             self.cache.keep_all(moves)
+
+    def _keep(
+        self,
+        a: Active,
+        kept: Kept,
+        drafted: tuple[int, int],
+        states: Features,
+        rows: list[int],
+        likeliest: list[int] | None = None,
+    ) -> None:
+        """Commit what is kept of a request's tree, of whose depth and number of drafts `drafted`
+        tells; `rows` of `states` are the kept nodes'.
+        """
+        depth, drafts = drafted
+        committed = self._commit(a, kept.new, kept.ended)
+        a.passes.append(Pass(depth, len(kept.path) - 1, committed, drafts))
+        if a.finished is not None:
+            return
+        a.cached += len(kept.path)
+        assert a.cached == a.length - 1, "the cache holds all committed tokens but the root"
+        last, place = states.last[rows[-1]], a.next_place()
+        a.update = Update(
+            a.slot, kept.new, states.taps, last, place, likeliest=likeliest, rows=rows
+        )
 
     def _commit(
         self, a: Active, new: list[int], ended: tuple[int, FinishReason | None] | None = None

@@ -34,16 +34,23 @@ class HeadReading:
 
     def fuse(self, read: Sequence[Rows]) -> Tensor:
         """z [n, H] of all rows, one part behind the other."""
-        # A head with both kinds of norms is none that the kernel knows.
-        if not self._by_kernel or (self._norms is not None and self._whole is not None):
+        if not self._fuses:
             parts = [taps if rows is None else taps[rows] for taps, rows in read]
             return self.head.fuse(torch.cat(parts))
-        return torch.cat([self._fuse(taps, rows) for taps, rows in merged(read)])
+        return torch.cat(
+            [self.fuse_at(t, torch.tensor(rows, device=t.device)) for t, rows in merged(read)]
+        )
 
-    def _fuse(self, taps: Tensor, rows: Sequence[int]) -> Tensor:
-        chosen = torch.tensor(rows, device=taps.device)
-        weight = self.head.fc.weight
-        return fuse_rows(taps, chosen, weight, self._norms, self._whole, self._eps)
+    def fuse_at(self, taps: Tensor, rows: Tensor) -> Tensor:
+        """The same of rows int64 [n] of taps [T, m, H_t]."""
+        if not self._fuses:
+            return self.head.fuse(taps[rows])
+        return fuse_rows(taps, rows, self.head.fc.weight, self._norms, self._whole, self._eps)
+
+    @property
+    def _fuses(self) -> bool:
+        """A head with both kinds of norms is none that the kernel knows."""
+        return self._by_kernel and (self._norms is None or self._whole is None)
 
     def inputs(self, embeds: Tensor, z: Tensor) -> Tensor:
         """The attention input u [n, 2H] of embeddings and states [n, H]."""

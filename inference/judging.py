@@ -7,7 +7,7 @@ Shapes: n nodes of one tree, R of all, V target vocabulary, B requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
@@ -49,10 +49,10 @@ class Judge:
         choose = choose_of(self.rule)
         if choose is not None and takes(last):
             return self._by_kernels(choose, last, ids, active, trees)
-        return self._by_rule(last, active, trees)
+        return self._by_rule(last, ids, active, trees)
 
     def _by_rule(
-        self, last: Tensor, active: Sequence[Active], trees: Sequence[Tree]
+        self, last: Tensor, ids: Tensor, active: Sequence[Active], trees: Sequence[Tree]
     ) -> list[Verified]:
         """Logits, choices and places, from which the rule will keep a path."""
         with stage("target lm_head"):
@@ -61,7 +61,8 @@ class Judge:
         sizes = [len(tree) for tree in trees]
         with stage("verify"):
             scores = self.rule.scores(logits, list(chain.from_iterable(places)))
-            choices = self.chosen(scores.argmax(-1), active, trees).cpu().split(sizes)
+            chosen = self.chosen(scores.argmax(-1), lambda: nodes_of(ids, trees))
+            choices = chosen.cpu().split(sizes)
         judged = [
             Verified(rows, chosen.tolist(), where)
             for rows, chosen, where in zip(logits.split(sizes), choices, places, strict=True)
@@ -85,12 +86,11 @@ class Judge:
         written, lengths = torch.tensor(counts, device=ids.device).T.contiguous()
         limits = self.limits(ids.device)
         likeliest: Tensor | None = None
-        if isinstance(self.rule, Greedy) and not self.rule.shaping.adjusts and is_bare(self.target):
-            # The likeliest ids are all that is asked for: no logits are written.
+        if self.by_ids:
             with stage("target lm_head"):
                 likeliest = ranking_of_target(self.target).likeliest(last)
             with stage("verify"):
-                choices = self.chosen(likeliest, active, trees)
+                choices = self.chosen(likeliest, lambda: nodes)
                 judged = read(walk(choices, nodes, written, lengths, limits))
         else:
             with stage("target lm_head"):
@@ -111,9 +111,38 @@ class Judge:
                 one.likeliest = said.tolist()
         return judged
 
-    def chosen(self, choices: Tensor, active: Sequence[Active], trees: Sequence[Tree]) -> Tensor:
+    @property
+    def by_ids(self) -> bool:
+        """The likeliest ids are all that is asked for: no logits are written."""
+        plain = isinstance(self.rule, Greedy) and not self.rule.shaping.adjusts
+        return plain and is_bare(self.target)
+
+    def verdict(
+        self,
+        last: Tensor,
+        nodes: Nodes,
+        noise: Tensor | None,
+        written: Tensor,
+        lengths: Tensor,
+    ) -> Verdict:
+        """What is kept by a rule without settings of sampling, by the device alone: last states
+        [R, H]; the others as in inference/kernels/verify.py.
+        """
+        choose, limits = choose_of(self.rule), self.limits(last.device)
+        assert choose is not None, "a rule that the kernels know"
+        if self.by_ids:
+            with stage("target lm_head"):
+                choices = self.chosen(ranking_of_target(self.target).likeliest(last), lambda: nodes)
+            with stage("verify"):
+                return walk(choices, nodes, written, lengths, limits)
+        with stage("target lm_head"):
+            logits = self.target.logits(last)
+        with stage("verify"):
+            return verify(logits, nodes, choose, noise, written, lengths, limits)
+
+    def chosen(self, choices: Tensor, nodes: Callable[[], Nodes]) -> Tensor:
         """The choices int64 [R] as they are; benchmarks on random weights, which accept nothing,
-        put others in their place.
+        put others in their place. `nodes()` are the trees.
         """
         return choices
 

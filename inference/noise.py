@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 
 import torch
@@ -29,9 +30,15 @@ class Place:
 
 def gumbel(seed: int, place: Place, size: int, use: str = "") -> Tensor:
     """Standard Gumbel noise, float32 [size] on the CPU, the same for the same arguments. What is
-    drawn for another `use` is independent of it.
+    drawn for another `use` is independent of it. Not to be changed: it may be handed out again.
     """
-    generator = torch.Generator().manual_seed(_key(seed, place, use) >> 1)
+    return _waits(_key(seed, place, use) >> 1, size)
+
+
+# A round draws for the places that it drafts, and the next for most of them again.
+@lru_cache(maxsize=128)
+def _waits(key: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(key)
     waits = torch.empty(size).exponential_(generator=generator)
     return -waits.clamp(min=torch.finfo(torch.float32).tiny).log()
 

@@ -49,6 +49,11 @@ def watching_stages(stages: Stages) -> Iterator[None]:
         _watched = before
 
 
+def staged() -> bool:
+    """Whether somebody watches."""
+    return _watched is not None
+
+
 @contextmanager
 def stage(name: str) -> Iterator[None]:
     """What runs within this block is of that stage."""

@@ -226,6 +226,16 @@ class Target:
             self.shares.join(True)
         return self._run(ids, spans, cache, taps)
 
+    @torch.inference_mode()
+    def run_at(
+        self, ids: Tensor, positions: Tensor, cache: KeyValueStore, taps: Sequence[int] = ()
+    ) -> Features:
+        """One pass over new tokens ids [T] at positions int64 [T] whose cache knows already where
+        they belong; the host makes no table for it and reads none.
+        """
+        assert self.whole and self.shares is None, "one process with all blocks"
+        return self._pass(ids, positions, (), cache, taps)
+
     def settle(self) -> None:
         """Of a target in shares: run along with the other processes until none has a pass left."""
         while self.shares is not None and self.shares.join(False):
@@ -239,7 +249,16 @@ class Target:
         cache: KeyValueStore | None = None,
         taps: Sequence[int] = (),
     ) -> Features:
-        positions = positions_of(spans, ids.device)
+        return self._pass(ids, positions_of(spans, ids.device), spans, cache, taps)
+
+    def _pass(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        spans: Sequence[Span],
+        cache: KeyValueStore | None,
+        taps: Sequence[int],
+    ) -> Features:
         with attention.attending(spans, cache), tapping(self._blocks, taps, self.path) as seen:
             output = self.decoder(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False

@@ -17,6 +17,9 @@ import torch
 from click.testing import CliRunner
 
 from headsmith.inference import machine
+from headsmith.inference.accept import Greedy, follow
+from headsmith.inference.judging import nodes_of
+from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
@@ -72,9 +75,24 @@ def test_overhead_is_measured_in_turn_with_generate(
 
 
 def test_forced_acceptance_follows_a_deepest_path(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, tiny_target_dir: Path
 ) -> None:
     monkeypatch.syspath_prepend(root / "benchmarks")
-    deepest = importlib.import_module("gpu_decode").deepest
-    assert deepest(Tree([5, 1, 2, 3, 4], [-1, 0, 0, 2, 3])) == [0, 2, 3, 4]
-    assert deepest(Tree([5], [-1])) == [0]
+    gpu_decode = importlib.import_module("gpu_decode")
+    parents = [[-1, 0, 0, 2, 3], [-1, 0, 1, 0, 0]]
+    path, depths = gpu_decode.deepest(torch.tensor(parents))
+    assert [row.nonzero().flatten().tolist() for row in path] == [[0, 2, 3, 4], [0, 1, 2]]
+    assert depths.tolist() == [[0, 1, 1, 2, 3], [0, 1, 2, 1, 1]]
+    assert gpu_decode.deepest(torch.tensor([[-1]]))[0].tolist() == [[True]]
+
+    rows = [[5, 1, 2, 3, 0], [7, 8, 9, 1, 2]]
+    trees = [Tree(*pair) for pair in zip(rows, parents, strict=True)]
+    nodes = nodes_of(torch.tensor(rows).flatten(), trees)
+    stop = StopRule(frozenset(), 99, 99)
+    forced = gpu_decode.Forced(Target.load(tiny_target_dir), Greedy(), stop, tau=2.5)
+    kept = []
+    for _ in range(4):
+        chosen = forced.chosen(torch.full((10,), 11), lambda: nodes).view(2, 5).tolist()
+        kept.append([len(follow(*pair).path) for pair in zip(trees, chosen, strict=True)])
+    # What is owed to 2.5 tokens a round comes later; a path of two drafts has no more to give.
+    assert kept == [[2, 2], [3, 3], [2, 2], [3, 3]]

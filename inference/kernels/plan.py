@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headsmith.models.spans import Span
@@ -59,6 +60,36 @@ class Plan:
             max(span.start for span in spans),
         )
 
+    @classmethod
+    def even(
+        cls, slots: Tensor, starts: Tensor, depths: Tensor, words: Tensor | None, prefix: int
+    ) -> "Plan":
+        """B requests of n new tokens each behind e earlier draft nodes, laid out by the device.
+
+        slots and starts int64 [B]; depths int64 [B, e + n] of the tail from its start; words int64
+        [B, n, W], None for causal order (e is 0 then). No prefix is longer than `prefix`.
+        """
+        (batch, tail), device = depths.shape, slots.device
+        n = tail if words is None else words.shape[1]
+        order = torch.arange(batch, device=device)
+        same = torch.zeros_like(order)
+        causal = int(words is None)
+        table = [slots, starts, order * n, same + n, same + tail, order * tail, same + causal]
+        rows = (starts + tail - n)[:, None] + torch.arange(n, device=device)
+        if words is None:
+            words = torch.zeros(batch, n, 1, dtype=torch.int64, device=device)
+        return cls(
+            torch.stack(table, 1).int(),
+            # Kernels read memory, so nothing may be a view that repeats one number.
+            order.int()[:, None].repeat(1, n).flatten(),
+            slots[:, None].repeat(1, n).flatten(),
+            rows.flatten(),
+            words.flatten(0, 1).contiguous(),
+            depths.int().contiguous().flatten(),
+            n,
+            prefix,
+        )
+
     def visible(self, request: int) -> Tensor:
         """Which tail nodes the new tokens of a request see: bool [n, e + n]."""
         _, _, begin, n, tail, _, causal = self.requests[request].tolist()
@@ -66,6 +97,13 @@ class Plan:
             return torch.ones(n, tail, dtype=torch.bool, device=self.words.device).tril(tail - n)
         bits = torch.arange(64, device=self.words.device)
         return ((self.words[begin : begin + n, :, None] >> bits) & 1).bool().flatten(1)[:, :tail]
+
+
+def words_of(seen: Tensor) -> Tensor:
+    """Marks bool [..., e + n] as bits, int64 [..., W]; bit 63 is the sign."""
+    width = -(-seen.shape[-1] // 64)
+    bits = F.pad(seen.long(), (0, width * 64 - seen.shape[-1])).unflatten(-1, (width, 64))
+    return (bits << torch.arange(64, device=seen.device)).sum(-1)
 
 
 def parts_of(prefix: int) -> int:
@@ -82,8 +120,8 @@ def _depths(span: Span) -> Tensor:
 
 
 def _words(span: Span, width: int) -> Tensor:
-    """Ancestors as bits, int64 [n, W]; bit 63 is the sign. Zeros for causal order."""
-    bits = torch.zeros(span.length, width * 64, dtype=torch.int64)
+    """Ancestors as bits, int64 [n, W]. Zeros for causal order."""
+    seen = torch.zeros(span.length, width * 64, dtype=torch.bool)
     if span.ancestors is not None:
-        bits[:, : span.ancestors.shape[1]] = span.ancestors.cpu().long()
-    return (bits.view(span.length, width, 64) << torch.arange(64)).sum(-1)
+        seen[:, : span.ancestors.shape[1]] = span.ancestors.cpu()
+    return words_of(seen)

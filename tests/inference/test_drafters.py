@@ -73,7 +73,7 @@ class Watched(EagleDrafter):
         (expected,) = scratch.propose([Update(0, tokens, torch.cat([u.taps for u in past]))])
         assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
         assert self._lengths[slot] == len(tokens)
-        for mine, fresh in zip(self._cache._layers[0], scratch._cache._layers[0], strict=True):
+        for mine, fresh in zip(self.cache._layers[0], scratch.cache._layers[0], strict=True):
             rows = mine[slot, :, : len(tokens)], fresh[0, :, : len(tokens)]
             torch.testing.assert_close(*rows, rtol=0, atol=1e-10)
         self.compared += 1

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from headsmith.errors import HeadsmithError
+from headsmith.inference import processors
 from headsmith.inference.accept import Greedy, Sample
 from headsmith.inference.equality import _is_tie
 from headsmith.inference.noise import Place
@@ -110,6 +111,30 @@ def test_the_likeliest_always_stays() -> None:
     assert cut(Shaping(top_p=0.5), torch.zeros(1, 4)).isfinite().tolist() == [
         [True] * 2 + [False] * 2
     ]
+
+
+@pytest.mark.parametrize("mass", [0.05, 0.5, 0.9, 0.999])
+def test_a_nucleus_needs_no_whole_sort(mass: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    spreads = torch.tensor([0.0, 0.5, 2.0, 6.0]).repeat_interleave(3)[:, None]
+    rows = torch.randn(12, 5000, generator=generator) * spreads
+    # One of three with ties, one with most tokens left out.
+    rows[1::3] = rows[1::3].round()
+    rows[2::3] = rows[2::3].masked_fill(rows[2::3] < rows[2::3].median(), -math.inf)
+    found = cut(Shaping(top_p=mass), rows).isfinite()
+    alone = torch.cat([cut(Shaping(top_p=mass), row[None]).isfinite() for row in rows])
+    assert torch.equal(found, alone)
+    monkeypatch.setattr(processors, "LIKELIEST", rows.shape[1])
+    whole = cut(Shaping(top_p=mass), rows).isfinite()
+    # Sums of thousands of probabilities are rounded in another order, so the last may differ.
+    assert ((found != whole).sum(-1) <= 1).all()
+    ties = (rows.round() == rows).all(-1) & (rows.amax(-1) > rows.amin(-1))
+    assert ties.sum() == 3 and (found.sum(-1) >= 1).all()
+    for row, kept in zip(rows, found, strict=True):
+        bar = row[kept].min()
+        assert (row > bar).logical_and(~kept).sum() == 0
+        at_bar = (row == bar).nonzero().flatten()
+        assert kept[at_bar].int().diff().le(0).all(), "of equal ones the lower ids"
 
 
 def test_a_bias_beyond_the_vocabulary_is_refused() -> None:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from headsmith.inference import engine
 from headsmith.inference.accept import Greedy, Rule, Sample, Typical
+from headsmith.inference.active import Active
 from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafter_choice import GivenText, Lookahead, Ngram
 from headsmith.inference.drafters import Drafter, Update
@@ -25,6 +27,7 @@ from headsmith.inference.make_drafter import make_drafter
 from headsmith.inference.ngram import NgramDrafter
 from headsmith.inference.ratio import Ratio
 from headsmith.inference.records import Request, Response
+from headsmith.inference.resident.rounds import DeviceRounds
 from headsmith.inference.sampling import Shaping
 from headsmith.inference.small_model import ModelDrafter
 from headsmith.inference.tree import Branches, Chain, Draft, DynamicTree, RankTree, Tree
@@ -34,7 +37,7 @@ from headsmith.models.target import Target
 
 # So few ids that drafts are right by chance, and a tree whose frontiers have different parents.
 VOCAB, NEW = 12, 4
-CHAIN, TREE, BRANCHES = Chain(2), DynamicTree(7, 2, 4), Branches((2, 1))
+CHAIN, TREE, BRANCHES = Chain(3), DynamicTree(7, 2, 4), Branches((2, 1))
 STATIC = RankTree(((0,), (1,), (0, 0), (0, 1)))
 RULES: dict[str, Rule] = {
     "greedy": Greedy(),
@@ -103,7 +106,7 @@ def eagle(shape: Draft, *kernels: str, **flags: bool) -> Kind:
 def medusa(lm_head: Any, shape: Draft, *kernels: str) -> Kind:
     def make(target: Target, small: Target, rule: Rule) -> Drafter:
         ids = torch.arange(0, VOCAB, 2) if lm_head == "truncated" else None
-        head = MedusaHead.for_target(target, ids, num_heads=2, lm_head=lm_head)
+        head = MedusaHead.for_target(target, ids, num_heads=3, lm_head=lm_head)
         return make_drafter(stirred(head), target, shape, rule)
 
     return Kind(make, frozenset(kernels))
@@ -185,12 +188,25 @@ def decode(
         drafter.propose = recorded  # type: ignore[method-assign]
     options = {"batch": len(requests), "max_new_tokens": NEW, **options}
     decoder = Decoder(models[0], drafter, rule=rule, **options)
+    rounds = engine.DeviceRounds
+    draft = rounds.draft
+
+    def seen(self: DeviceRounds, active: Sequence[Active]) -> None:
+        draft(self, active)
+        assert self._bucket is not None
+        tree = self._bucket.state.tree
+        rows = zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+        if drafter is not None:
+            drafts.extend(Tree(*row) for row in list(rows)[: len(active)])
+
     due = {"tree attention"} | made.kernels
     if name != "ratio":
         due |= {"verify"}
     if name == "greedy":
         due |= {"lm_head"}
-    responses = decoder.generate(requests)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "draft", seen)
+        responses = decoder.generate(requests)[0]
     return Decoded(responses, drafts, decoder.kernels, due)
 
 
@@ -210,12 +226,13 @@ def unwritten(cache: KeyValueCache, like: Tensor) -> Tensor:
 def same_with_kernels(
     models: tuple[Target, ...], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Decoded]:
-    """same_with_kernels(kind, rule, requests, **Decoder arguments): what decoding by kernels gave,
-    once its texts, counts and drafts are found to be those of the references.
+    """same_with_kernels(kind, rule, requests, rounds="host", **Decoder arguments): what decoding by
+    kernels gave, once its texts, counts and drafts are found to be those of the references.
     """
 
-    def run(*case: Any, **options: Any) -> Decoded:
+    def run(*case: Any, rounds: str = "host", **options: Any) -> Decoded:
         monkeypatch.setenv("HEADSMITH_KERNELS", "off")
+        monkeypatch.setenv("HEADSMITH_ROUNDS", rounds)
         plain = decode(models, *case, **options)
         assert plain.kernels == set()
         with monkeypatch.context() as patch:
