@@ -13,7 +13,10 @@ batch size:
     plain        the same of plain rounds
     model        plain_ms a round; c_v the target's pass and lm_head, c_d one of `steps` draft
                  steps, c_o the rest of a round, each in plain rounds; tau as measured;
-                 predicted_speedup = tau / (c_v + steps c_d + c_o); break_even, the tau of 1
+                 predicted_speedup = tau / (c_v + steps c_d + c_o); break_even, the tau of 1.
+                 Where rounds stay on the device (inference/resident/) it is of those, which run
+                 once more for it, since stages can be told apart in rounds of the host only: c_v
+                 is then all of verification. `of` says which
     curve        predicted speedup at each whole tau that the draft can reach
 """
 
@@ -85,6 +88,10 @@ def profile_batch(
                 f"{batch} requests that do not end at once"
             )
     model = cost_model(plain, drafted, steps_of(session))
+    if drafted.decoder.device_rounds is not None:
+        bases, whole = (Decoded(arm.decoder, batch) for arm in (plain, drafted))
+        alternate([bases.arm, whole.arm], requests, batch)
+        model = cost_model(bases, whole, steps_of(session)) | {"of": "rounds on the device"}
     at = drafted.setting(batch)
     return {
         "batch": batch,
@@ -98,24 +105,26 @@ def profile_batch(
     }
 
 
-class Watched:
-    """One of the two decoders, whose stages are timed whenever it runs."""
+class Decoded:
+    """One of the two decoders as it runs."""
 
-    def __init__(self, session: Session, batch: int, *, plain: bool) -> None:
-        self.decoder: Any = session.decoder(batch, plain=plain)
-        self.stages = Stages(session.target.device)
+    def __init__(self, decoder: Any, batch: int) -> None:
+        self.decoder, self.batch = decoder, batch
         self.arm = Arm(self)
-        self.batch = batch
 
     def generate(self, requests: Sequence[Request], on_response: Any = None) -> Any:
-        with watching_stages(self.stages):
-            return self.decoder.generate(requests, on_response)
+        return self.decoder.generate(requests, on_response)
 
     @property
     def rounds(self) -> list[Round]:
         """Those of the last call."""
         rounds: list[Round] = self.decoder.rounds
         return rounds
+
+    @property
+    def target_ms(self) -> float:
+        """Milliseconds of a round that are the target's."""
+        return self.per_round("verify_s")
 
     @property
     def full_rounds(self) -> list[Round]:
@@ -126,6 +135,22 @@ class Watched:
     def per_round(self, phase: str) -> float:
         """Median milliseconds of a phase in a round."""
         return 1000 * float(np.median([getattr(one.phases, phase) for one in self.full_rounds]))
+
+
+class Watched(Decoded):
+    """The same with its stages timed, which makes all its rounds the host's."""
+
+    def __init__(self, session: Session, batch: int, *, plain: bool) -> None:
+        super().__init__(session.decoder(batch, plain=plain), batch)
+        self.stages = Stages(session.target.device)
+
+    def generate(self, requests: Sequence[Request], on_response: Any = None) -> Any:
+        with watching_stages(self.stages):
+            return super().generate(requests, on_response)
+
+    @property
+    def target_ms(self) -> float:
+        return per_round(self, "target pass") + per_round(self, "target lm_head")
 
     def setting(self, batch: int) -> Setting:
         """What its rounds looked like, on the average."""
@@ -147,10 +172,10 @@ class Watched:
         )
 
 
-def cost_model(plain: Watched, drafted: Watched, steps: int) -> dict[str, Any]:
+def cost_model(plain: Decoded, drafted: Decoded, steps: int) -> dict[str, Any]:
     """c_v, c_d, c_o in plain rounds, and what they predict of the measured tau."""
     base = plain.per_round("decode_s")
-    target = per_round(drafted, "target pass") + per_round(drafted, "target lm_head")
+    target = drafted.target_ms
     draft, whole = drafted.per_round("draft_s"), drafted.per_round("decode_s")
     tau = ratio(drafted.arm.committed, drafted.arm.passes)
     assert tau is not None
@@ -158,6 +183,7 @@ def cost_model(plain: Watched, drafted: Watched, steps: int) -> dict[str, Any]:
     c_o = max(0.0, (whole - target - draft) / base)
     cost = c_v + steps * c_d + c_o
     return {
+        "of": "rounds by the host",
         "plain_ms": base,
         "round_ms": whole,
         "steps": steps,

@@ -240,6 +240,7 @@ class Decoder:
 
     def _step_on_device(self, active: list[Active], rounds: DeviceRounds) -> None:
         """The same without the host, which reads what was kept."""
+        rounds.prepare(active)
         with self._timed("draft_s"):
             rounds.draft(active)
         with self._timed("verify_s"):

@@ -55,7 +55,8 @@ def sentences(part: dict[str, Any]) -> list[str]:
     points = ", ".join(f"{one['tau']:.0f}: {one['speedup']:.2f}" for one in part["curve"])
     ran = ", ".join(part["kernels"]) or "none, plain PyTorch"
     return [
-        f"a plain round takes {model['plain_ms']:.2f} ms, a drafted one {model['round_ms']:.2f}; "
+        f"{model['of']}: a plain one takes {model['plain_ms']:.2f} ms, a drafted one "
+        f"{model['round_ms']:.2f}; "
         f"in plain rounds: c_v {model['c_v']:.3f}, c_d {model['c_d']:.3f} (of {model['steps']} "
         f"steps), c_o {model['c_o']:.3f}",
         f"tau {model['tau']:.2f} / {model['break_even']:.3f} = {model['predicted_speedup']:.2f} "

@@ -38,10 +38,6 @@ class Drafting(Protocol):
         """Learn how many rows of a slot rounds on the device have filled."""
         ...
 
-    def clear(self, slot: int) -> None:
-        """Leave nothing behind in the slot of what fills up."""
-        ...
-
     def draft(self, state: State) -> Trees:
         """The trees of all requests; nothing may ask the host."""
         ...
@@ -75,9 +71,6 @@ class Skeleton:
 
     def follow(self, slot: int, rows: int) -> None:
         """Nothing to know."""
-
-    def clear(self, slot: int) -> None:
-        """Nothing to clear."""
 
     def trees(self, state: State, drafted: Tensor | None) -> Trees:
         """The trees of `drafted` int64 [B, N - 1], in the order of the nodes, behind the roots."""
@@ -155,9 +148,6 @@ class EagleOnDevice:
 
     def follow(self, slot: int, rows: int) -> None:
         self._drafter.follow(slot, rows)
-
-    def clear(self, slot: int) -> None:
-        self._drafter.cache.clear(slot)
 
     def draft(self, state: State) -> Trees:
         with stage("draft input"):

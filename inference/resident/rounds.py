@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -114,12 +114,20 @@ class DeviceRounds:
         longest = max(a.length for a in active)
         return longest + self.drafting.depth <= self.target.max_context and not staged()
 
+    def prepare(self, active: Sequence[Active]) -> None:
+        """Have the bucket of so many requests ready: what is captured once is no round's time."""
+        size = min(1 << (len(active) - 1).bit_length(), self.batch)
+        if size not in self._buckets:
+            self._buckets[size] = self._make(size)
+        if self._bucket is not self._buckets[size]:
+            self._bucket, self._known = self._buckets[size], []
+
     def draft(self, active: Sequence[Active]) -> None:
-        """Draft a tree for each request."""
-        known = [_key(a) for a in active]
-        if self._bucket is None or known != self._known:
-            self._load(active)
+        """Draft a tree for each request; they are prepared."""
         assert self._bucket is not None
+        known = [_key(a) for a in active]
+        if known != self._known:
+            self._load(active, self._bucket.state)
         self._bucket.draft()
 
     def verify(self, active: Sequence[Active]) -> None:
@@ -149,23 +157,18 @@ class DeviceRounds:
             if a.finished is None and a.update is not None:
                 self.drafting.follow(a.slot, a.length - 1 - len(a.update.tokens))
 
-    def _load(self, active: Sequence[Active]) -> None:
+    def _load(self, active: Sequence[Active], state: State) -> None:
         """Bring the state of the device in line with what the host knows."""
         for a in active:
             assert a.update is not None
-            if a.update.request is not None or len(a.update.tokens) > self.drafting.depth + 1:
-                a.update = self.drafting.settle(a.update)
-                a.update.request = None
-        size = min(1 << (len(active) - 1).bit_length(), self.batch)
-        if size not in self._buckets:
-            self._buckets[size] = self._make(size)
-        self._bucket = self._buckets[size]
-        self._bucket.state.load(active, self.batch)
+            # A prompt, or what a deeper draft of the host left.
+            if a.update.request is not None or len(a.update.tokens) > state.path:
+                a.update = replace(self.drafting.settle(a.update), request=None)
+        state.load(active, self.batch)
 
     def _make(self, size: int) -> Bucket:
         """A bucket; while it is captured its requests are nobody's."""
         self.cache.clear(self.batch)
-        self.drafting.clear(self.batch)
         drafting, drawn = self.drafting, isinstance(self.judge.rule, Sample)
         sizes = (size, drafting.nodes, drafting.depth + 1)
         state = State.empty(self.target, len(self._taps), sizes, self.batch, drawn)
@@ -203,10 +206,10 @@ class DeviceRounds:
         paths, tokens = said.paths[:, :path].long(), said.tokens[:, :path]
         numbers = [said.accepted, said.committed, said.reasons, depths.amax(1)]
         state.record.copy_(torch.cat([torch.stack(numbers, 1).long(), paths, tokens], 1))
-        # What fills up keeps its length, or it would leave its slot.
+        # What fills up stays as it was, or it would leave its slot.
         state.lengths.add_(count * state.live)
         state.written.add_(count * state.live)
-        state.counts.copy_(count)
+        state.counts.copy_(1 + said.accepted * state.live)
         state.tokens.copy_(tokens.clamp(min=0))
         state.rows.copy_(order[:-1, None] * nodes + paths.clamp(min=0))
         state.taps.copy_(found.taps)

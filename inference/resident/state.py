@@ -18,6 +18,8 @@ from headsmith.models.target import Target
 
 # accepted, committed, reason, depth of the tree; then P nodes of the path and P tokens behind it.
 COUNTS = 4
+# Tokens of what fills up: the root, and one before it whose states a head has read.
+SHORTEST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ class State:
         return cls(
             numbers(batch, value=spare),
             numbers(batch),
-            # Long enough for every row that a round touches to lie within the slot.
-            numbers(batch, value=path + 1),
+            numbers(batch, value=SHORTEST),
             numbers(batch),
             numbers(batch, value=1),
             numbers(batch, path),
@@ -119,7 +120,7 @@ class State:
             parts.append(update.taps)
             last.append(update.last)
             ends.append(rows[-1])
-        nobody = [spare, 0, path + 1, 0, 1, *[0] * (2 * path)]
+        nobody = [spare, 0, SHORTEST, 0, 1, *[0] * (2 * path)]
         table += [nobody] * (batch - len(active))
         # The states of this round may be rows of these very buffers: all are read before any is
         # written.

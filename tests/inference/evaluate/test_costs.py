@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference import machine
-from headsmith.inference.costs import cost_model, curve, profile
+from headsmith.inference.costs import Watched, cost_model, curve, profile
 from headsmith.inference.least import Setting, block_parameters, work_of
 from headsmith.inference.profile_cli import profile_
 from headsmith.inference.settings import EvalSettings
@@ -35,7 +35,7 @@ def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine.SIDE, "cpu", 16)
 
 
-class Known:
+class Known(Watched):
     """An arm whose rounds all take the same, in milliseconds."""
 
     def __init__(
@@ -61,7 +61,7 @@ def test_the_model_is_the_arithmetic_of_the_rounds() -> None:
     model = cost_model(plain, drafted, steps=4)
     found = {name: model[name] for name in ("c_v", "c_d", "c_o", "break_even")}
     assert found == pytest.approx({"c_v": 1.1, "c_d": 0.1, "c_o": 0.2, "break_even": 1.7})
-    assert model["tau"] == pytest.approx(2.55)
+    assert model["tau"] == pytest.approx(2.55) and model["of"] == "rounds by the host"
     assert model["predicted_speedup"] == pytest.approx(1.5)
     points = curve(model, 2)
     assert [one["tau"] for one in points] == [1, 2, 3]

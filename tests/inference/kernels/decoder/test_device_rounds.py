@@ -139,7 +139,7 @@ def test_requests_that_fill_up_change_nothing(
     (state,) = made
     assert len(state.slots) == 4 and state.live.tolist() == [1, 1, 1, 0]
     assert state.slots.tolist() == [0, 1, 2, 5]
-    assert state.lengths[3] == state.path + 1 and state.written[3] == 0
+    assert (state.lengths[3], state.written[3], state.counts[3]) == (2, 0, 1)
     assert state.lengths[0] == len(requests[0].prompt_ids) + len(found.responses[0].output_ids)
 
 
