@@ -5,8 +5,8 @@ and store is counted.
 least: each input that is needed once, each output once.
 requested: all loads and stores, those of the kernel's scratch included.
 memory: the same without what the second-level cache (40 MB on an A100, more on later cards)
-answers: repeated reads of a tensor of at most 16 MB, and scratch, which the next launch reads at
-once.
+answers: repeated reads of a tensor of at most 16 MB, scratch, which the next launch reads at once,
+and a row that its own program reads twice on end (rule typical: 61 rows of logits are 31 MB).
 
 To keep the interpreter's time short, attention runs one of the eight key/value heads and the
 matrices run a part of their rows; their bytes are scaled to the whole.
@@ -32,6 +32,8 @@ from headsmith.inference.kernels.lm_head import best_tokens  # noqa: E402
 from headsmith.inference.kernels.plan import Plan  # noqa: E402
 from headsmith.inference.kernels.traffic import SCRATCH, counting  # noqa: E402
 from headsmith.inference.kernels.tree_attention import tree_attention  # noqa: E402
+from headsmith.inference.kernels.tree_build import Candidates, Frontier, build, grow  # noqa: E402
+from headsmith.inference.kernels.verify import Choose, Limits, Nodes, verify  # noqa: E402
 from headsmith.models.spans import Span  # noqa: E402
 
 RESIDENT = 16 * 2**20
@@ -43,7 +45,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Case:
     """A kernel at one shape: what runs, on which tensors, how many of it make the whole, which of
-    the tensors there is but one of, and the least bytes of the whole.
+    the tensors there is but one of, the least bytes of the whole, and the tensors whose rows are
+    read twice on end.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Case:
     scale: int
     shared: tuple[str, ...]
     least: int
+    on_end: tuple[str, ...] = ()
 
 
 def zeros(*shape: int) -> Tensor:
@@ -68,7 +72,8 @@ def measured(case: Case) -> tuple[int, int]:
     for name, tensor in (case.tensors | outputs).items():
         whole = tensor.untyped_storage().nbytes() * (1 if name in case.shared else case.scale)
         asked = moved[name] * case.scale
-        memory += min(asked, whole) if whole <= RESIDENT else asked
+        cached = whole <= RESIDENT or name in case.on_end
+        memory += min(asked, whole) if cached else asked
     assert set(moved) <= {*case.tensors, *outputs, SCRATCH}
     return requested, memory
 
@@ -165,6 +170,76 @@ def lm_head(name: str, rows: int, vocab: int, parts: int, k: int, mapped: bool) 
     return Case(f"{name} lm_head, {rows} rows, best {k}", run, tensors, parts, shared, least)
 
 
+def level(topk: int, depth: int) -> Case:
+    """A level of the beam of one request."""
+    ids, logp = torch.zeros(1, topk, topk, dtype=torch.int64), torch.zeros(1, topk, topk)
+    numbers = torch.zeros(1, topk, dtype=torch.int64)
+    before = Frontier(numbers, torch.zeros(1, topk), numbers.clone(), numbers.clone())
+    found = Candidates.empty(1, topk, depth, CPU)
+    tensors = {"ids": ids, "logp": logp, "scores": before.scores, "numbers": before.numbers}
+    tensors |= {f"found {name}": tensor for name, tensor in found._asdict().items()}
+    # Read: ids and scores of the children, scores and numbers of their parents. Written: the
+    # children with their parents, and the frontier.
+    least = topk * topk * (8 + 4 + 8 + 4 + 8) + topk * (4 + 8) + topk * (8 + 4 + 8 + 8)
+    return Case(
+        f"tree build, a level of {topk} times {topk}",
+        lambda: {f"next {n}": t for n, t in grow(ids, logp, before, found, 1)._asdict().items()},
+        tensors,
+        1,
+        (),
+        least,
+    )
+
+
+def finished(nodes: int, topk: int, depth: int) -> Case:
+    """The tree of one request from all candidates of its beam."""
+    found = Candidates.empty(1, topk, depth, CPU)
+    torch.manual_seed(0)
+    found.scores.uniform_()
+    roots = torch.zeros(1, dtype=torch.int64)
+    tensors = {"roots": roots, "lengths": roots.clone(), **found._asdict()}
+    # Scores of all candidates, tokens and parents of those chosen; tokens, parents, positions and
+    # words are written.
+    count = found.scores.shape[1]
+    least = count * 4 + nodes * 16 + 16 + (nodes + 1) * (8 + 4 + 8 + 8)
+    return Case(
+        f"tree build, {nodes} of {count} candidates",
+        lambda: {f"out {n}": t for n, t in build(found, roots, roots, nodes)._asdict().items()},
+        tensors,
+        1,
+        (),
+        least,
+    )
+
+
+def accept(rule: Choose, nodes: int, vocab: int, depth: int) -> Case:
+    """What is kept of one tree, from the logits of its nodes (float32)."""
+    seen, depths = tree(nodes)
+    parents = torch.tensor([-1, *((node - 1) // 3 for node in range(1, nodes))], dtype=torch.int32)
+    ids, offsets = torch.zeros(nodes, dtype=torch.int64), torch.tensor([0, nodes]).int()
+    levels = depths.clamp(max=depth)
+    trees = Nodes(ids, parents, offsets, levels, nodes)
+    logits, one = torch.zeros(nodes, vocab), torch.ones(1, dtype=torch.int64)
+    noise = torch.zeros(depth + 1, vocab) if rule.rule == "sample" else None
+    limits = Limits(torch.tensor([vocab - 1]), 1000, 100000)
+    tensors = {"logits": logits, "ids": ids, "parents": parents, "offsets": offsets}
+    tensors |= {"levels": levels, "lengths": one, "written": one.clone(), "stops": limits[0]}
+    tensors |= {} if noise is None else {"noise": noise}
+    least = logits.nbytes + (0 if noise is None else noise.nbytes) + nodes * (8 + 4)
+    return Case(
+        f"verify, rule {rule.rule}, {nodes} rows",
+        lambda: (
+            verify(logits, trees, rule, noise, tensors["written"], one, limits)._asdict()
+            | {"written": tensors["written"], "lengths": one}
+        ),
+        tensors,
+        1,
+        (),
+        least,
+        ("logits",) if rule.rule == "typical" else (),
+    )
+
+
 def cases() -> Iterator[Case]:
     for prefix in (2048, 8192, 32768):
         yield attention(61, prefix, True)
@@ -177,6 +252,10 @@ def cases() -> Iterator[Case]:
     yield lm_head("draft", 10, 32000, 50, 10, True)
     yield lm_head("target", 1, 128256, 334, 1, False)
     yield lm_head("target", 61, 128256, 167, 1, False)
+    yield level(10, 8)
+    yield finished(60, 10, 8)
+    for rule in ("greedy", "sample", "typical"):
+        yield accept(Choose(rule), 61, 128256, 8)
 
 
 def main() -> None:

@@ -19,9 +19,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from headsmith.errors import HeadsmithError
 
 ARCHITECTURES = (80, 90, 100)
+
+
+def architecture_of(device: torch.device) -> int:
+    """80, 90, 100 ...; in the interpreter one is as good as another."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from headsmith.inference.kernels.aot import ARCHITECTURES, Specimen
+from headsmith.inference.kernels.aot import ARCHITECTURES, Specimen, architecture_of
 from headsmith.inference.kernels.plan import Plan, parts_of
 from headsmith.inference.kernels.tree_attention_triton import part_kernel, sum_kernel
 
@@ -30,14 +30,6 @@ def blocks(dtype: torch.dtype, rows: int, d: int, architecture: int) -> tuple[in
     return block, 8 if block >= 128 else 4, 2 if dtype == torch.float32 else 3
 
 
-def _architecture(device: torch.device) -> int:
-    """80, 90, 100 ...; in the interpreter one is as good as another."""
-    if device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
 def launch(
     query: Tensor,
     keys: Tensor,
@@ -55,7 +47,9 @@ def launch(
     query = query if query.stride(2) == 1 else query.contiguous()
     assert keys.stride()[2:] == (d, 1) and values.stride()[2:] == (dv, 1), "rows of a cache"
     group = heads // groups
-    block, warps, stages = blocks(query.dtype, plan.longest * group, d, _architecture(query.device))
+    block, warps, stages = blocks(
+        query.dtype, plan.longest * group, d, architecture_of(query.device)
+    )
     row_blocks = triton.cdiv(plan.longest * group, block)
     longest = plan.prefix if window is None else min(plan.prefix, max(window - 1, 0))
     parts, count = parts_of(longest), len(plan.requests)

@@ -107,8 +107,8 @@ def _build_kernel(
         kept = (real & (better < nodes)).to(tl.int32)
         place = taken + tl.cumsum(kept, 0)
         goes = (place[None, :] == node[:, None]) & (kept[None, :] == 1)
-        token = tl.load(found_tokens + base + mine, mask=real, other=0)
-        parent = tl.load(found_parents + base + mine, mask=real, other=0).to(tl.int32)
+        token = tl.load(found_tokens + base + mine, mask=kept == 1, other=0)
+        parent = tl.load(found_parents + base + mine, mask=kept == 1, other=0).to(tl.int32)
         # -1 stands in all three already, so what is added is one too many.
         numbers += tl.sum(tl.where(goes, mine[None, :] + 1, 0), 1)
         above += tl.sum(tl.where(goes, parent[None, :] + 1, 0), 1)

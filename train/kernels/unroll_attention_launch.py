@@ -1,13 +1,14 @@
 """How the kernels of unroll attention are launched, and their specimens."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from headsmith.inference.kernels.aot import Specimen
+from headsmith.inference.kernels.aot import ARCHITECTURES, Specimen, architecture_of
 from headsmith.train.kernels.unroll_attention import Layout
 from headsmith.train.kernels.unroll_attention_triton import (
     forward_kernel,
@@ -17,18 +18,20 @@ from headsmith.train.kernels.unroll_attention_triton import (
 )
 
 
-def blocks(dtype: torch.dtype, part: str = "query") -> tuple[int, int, int]:
+def blocks(dtype: torch.dtype, part: str, architecture: int) -> tuple[int, int, int]:
     """Queries and keys of a tile, and warps. What keeps two sums a key or a row takes fewer
-    queries, since its registers would not do.
+    queries, since its registers would not do; nor would those of the forward on Blackwell, whose
+    products pass through them from its tensor memory.
     """
     if dtype == torch.float32:
         return 32, 32, 8
-    return (32 if part in ("key", "own") else 64), 64, 8
+    keys = 32 if part == "forward" and architecture >= 100 else 64
+    return (32 if part in ("key", "own") else 64), keys, 8
 
 
-def _constexprs(query: Tensor, keys: Tensor, layout: Layout, part: str = "query") -> dict[str, Any]:
+def _constexprs(query: Tensor, keys: Tensor, layout: Layout, part: str) -> dict[str, Any]:
     size = query.shape[-1]
-    m, n, warps = blocks(query.dtype, part)
+    m, n, warps = blocks(query.dtype, part, architecture_of(query.device))
     return {
         "GROUP": len(query) // len(keys),
         "HEADS": len(keys),
@@ -63,7 +66,7 @@ def launch_forward(
     rows, starts, _ = _places(layout)
     out = torch.empty_like(query)
     lse = torch.empty(heads, count, dtype=torch.float32, device=query.device)
-    settings = _constexprs(query, keys, layout)
+    settings = _constexprs(query, keys, layout, "forward")
     if count:
         forward_kernel[(triton.cdiv(count, settings["BLOCK_M"]), heads)](
             query,
@@ -104,7 +107,7 @@ def launch_backward(
     found = (by_query, by_key, by_value, by_own_key, by_own_value)
     if not count:
         return found
-    settings = _constexprs(query, keys, layout)
+    settings = _constexprs(query, keys, layout, "query")
     tile, step = settings["BLOCK_M"], settings["BLOCK_N"]
     numbers = (layout.window or 0, 1 / math.sqrt(size))
     query_kernel[(triton.cdiv(count, tile), heads)](
@@ -196,11 +199,14 @@ def specimens() -> list[Specimen]:
             ("key", key_kernel),
             ("own", own_kernel),
         ):
-            m, n, warps = blocks(dtype, part)
-            sizes |= {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": size}
-            names = kernel.arg_names
-            signature = {n: types[n] for n in names if n in types}
-            constexprs: dict[str, object] = {n: sizes[n] for n in names if n in sizes}
-            label = f"unroll_attention.{part}_{name}"
-            found.append(Specimen(label, kernel, signature, constexprs, warps, stages))
+            apart = part == "forward" and dtype != torch.float32
+            for architectures in ((80, 90), (100,)) if apart else (ARCHITECTURES,):
+                m, n, warps = blocks(dtype, part, architectures[0])
+                sizes |= {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": size}
+                names = kernel.arg_names
+                signature = {n: types[n] for n in names if n in types}
+                constexprs: dict[str, object] = {n: sizes[n] for n in names if n in sizes}
+                label = f"unroll_attention.{part}_{name}"
+                one = Specimen(label, kernel, signature, constexprs, warps, stages)
+                found.append(replace(one, architectures=architectures))
     return found
