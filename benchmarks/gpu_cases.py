@@ -239,11 +239,12 @@ def unrolling(made: Made, at: Sizes) -> Iterator[tuple[str, Run]]:
         given, layout = [x.to(dtype) for x in inputs], Layout(rows, lengths)
         if kernel:
             out, lse = unroll_attention.forward(*given, layout)
+            back = unroll_attention.backward(*given, out, lse, grad.to(dtype), layout)
         else:
             out, lse = unroll_attention.reference_forward(*given, layout)
-        delta = (grad.to(lse.dtype) * out).sum(-1)
-        back = unroll_attention.backward if kernel else unroll_attention.reference_backward
-        return [out, lse, *back(*given, lse, delta, grad.to(dtype), layout)]
+            delta = (grad.to(lse.dtype) * out).sum(-1)
+            back = unroll_attention.reference_backward(*given, lse, delta, grad.to(dtype), layout)
+        return [out, lse, *back]
 
     yield "unroll attention", go
 

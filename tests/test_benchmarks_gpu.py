@@ -45,6 +45,19 @@ def test_a_gpu_is_asked_for(root: Path, tmp_path: Path) -> None:
     assert said.returncode == 4 and "there is no GPU here" in said.stderr
 
 
+@pytest.mark.slow
+def test_every_kernel_is_beside_its_reference(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.json"
+    command = [sys.executable, str(root / "benchmarks" / "gpu_kernels.py"), "--dry"]
+    environment = {**os.environ, "HEADSMITH_KERNELS": "on", "TRITON_INTERPRET": "1"}
+    said = subprocess.run(
+        [*command, f"--json={path}"], capture_output=True, text=True, env=environment
+    )
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = json.loads(path.read_text())
+    assert len(rows) > 30 and all(row["good"] for row in rows)
+
+
 @pytest.fixture
 def decode(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/decode.py"""
