@@ -9,7 +9,7 @@ computed. With --dry the shapes are tiny and the device is the CPU.
 For each batch size: transformers' `generate`, plain decoding, a chain and a tree, in tokens a
 second; without kernels, with kernels whose tables the host makes, and in rounds that stay on the
 device, as CUDA graphs. A run says which kernels ran, and whether graphs did. The command exits with
-3 if the target says other than its text, and with 5 if a dense target was not captured on a GPU.
+3 if the target says other than its text, and with 1 if a dense target was not captured on a GPU.
 """
 
 from __future__ import annotations

@@ -136,6 +136,13 @@ class Decoder:
                 )
         longest = max((len(r.prompt_ids) for r in requests), default=0)
         committed = min(limit, longest + self.stop.max_new_tokens)
+        self._make_room(committed)
+        self.phases, self.rounds = Phases(), []
+
+    def _make_room(self, committed: int) -> None:
+        """The caches for requests of up to so many tokens, and rounds on the device where they can
+        be.
+        """
         shape = self.drafter.shape if self.drafter is not None else None
         rows = committed + (shape.nodes if shape else 0) + 1
         # A beam search keeps topk nodes of each level behind the committed rows.
@@ -150,14 +157,14 @@ class Decoder:
             more = -committed % ROOM
             slots, committed, rows = slots + 1, committed + more, rows + more
             self.cache = self.cache.fitting(slots, rows)
+        if self.drafter is not None:
+            self.drafter.reset(slots, committed + drafted + 1)
+        if drafting is not None:
             if self.device_rounds is None:
                 self.device_rounds = DeviceRounds(
                     self.target, drafting, self._taps, self.judge, self.batch
                 )
             self.device_rounds.start(self.cache)
-        if self.drafter is not None:
-            self.drafter.reset(slots, committed + drafted + 1)
-        self.phases, self.rounds = Phases(), []
 
     def _admit(self, queue: Queue, active: list[Active]) -> list[Active]:
         """The active requests and those that find a free slot, in the order of the slots."""

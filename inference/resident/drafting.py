@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headsmith.inference.beam import grow_trees
+from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, EagleDrafter, Update
 from headsmith.inference.kernels.plan import Plan, words_of
 from headsmith.inference.kernels.tree_attention import tree_attention
@@ -29,6 +30,11 @@ class Drafting(Protocol):
     nodes: int
     depth: int
     chain: bool
+
+    @property
+    def cache(self) -> KeyValueCache | None:
+        """Keys and values of its own."""
+        ...
 
     def settle(self, update: Update) -> Update:
         """Take in, from the host, all that was committed but the last token; what is left."""
@@ -59,6 +65,8 @@ class Skeleton:
     """Trees whose form is known beforehand: only their tokens are drafted, and nothing of a request
     is remembered.
     """
+
+    cache: KeyValueCache | None = None
 
     def __init__(self, parents: list[int]) -> None:
         tree = Tree([0] * len(parents), parents)
@@ -137,6 +145,10 @@ class EagleOnDevice:
         self.nodes, self.depth = nodes + 1, min(shape.depth, nodes)
         self._chains = Skeleton(Tree.chain([0] * self.nodes).parents) if self.chain else None
 
+    @property
+    def cache(self) -> KeyValueCache:
+        return self._drafter.cache
+
     def settle(self, update: Update) -> Update:
         if len(update.tokens) > 1:
             rows = None if update.rows is None else update.rows[:-1]
@@ -194,7 +206,7 @@ class EagleOnDevice:
             batch, m = tokens.shape
             states = states.gather(1, origins[:, :, None].expand(-1, -1, states.shape[-1]))
             behind = depths.expand(batch, -1)
-            plan = Plan.even(state.slots, state.starts, behind, words_of(seen), self._capacity)
+            plan = Plan.even(state.slots, state.starts, behind, words_of(seen), self.cache.capacity)
             positions = (state.starts[:, None] + behind[:, -m:]).flatten()
             with stage("draft layer"):
                 attend = self._attending(plan.slots, plan.rows, plan)
@@ -204,20 +216,16 @@ class EagleOnDevice:
 
         return grow_trees(g, expand, shape, state.roots, state.starts, drafter.ranking)
 
-    @property
-    def _capacity(self) -> int:
-        return self._drafter.cache.capacity
-
     def _single(self, state: State, rows: Tensor) -> Plan:
         """One token a request, at its row int64 [B], which sees all before it."""
         depths = torch.zeros_like(rows)[:, None]
-        return Plan.even(state.slots, rows, depths, None, self._capacity)
+        return Plan.even(state.slots, rows, depths, None, self.cache.capacity)
 
     def _attending(
         self, slots: Tensor, rows: Tensor, plan: Plan
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Stores keys and values at their rows; the queries are those of the plan."""
-        cache, window = self._drafter.cache, self._drafter.head.config.sliding_window
+        cache, window = self.cache, self._drafter.head.config.sliding_window
 
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             cache.store(0, slots, rows, keys, values)

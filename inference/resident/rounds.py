@@ -85,6 +85,7 @@ class DeviceRounds:
     ) -> None:
         self.target, self.drafting, self.judge, self.batch = target, drafting, judge, batch
         self.cache = KeyValueCache(0, 0)
+        self._drafter_cache = drafting.cache
         self._taps = tuple(taps)
         self._buckets: dict[int, Bucket] = {}
         self._bucket: Bucket | None = None
@@ -102,10 +103,13 @@ class DeviceRounds:
         return self.drafting.nodes - 1
 
     def start(self, cache: KeyValueCache) -> None:
-        """Begin with other requests, in this cache; what was captured in another is forgotten."""
+        """Begin with other requests, in this cache and that of the drafter; what was captured in
+        others is forgotten.
+        """
         self._known = []
-        if cache is not self.cache:
-            self.cache, self._buckets, self._bucket = cache, {}, None
+        if cache is not self.cache or self.drafting.cache is not self._drafter_cache:
+            self._buckets, self._bucket = {}, None
+        self.cache, self._drafter_cache = cache, self.drafting.cache
 
     def take(self, active: Sequence[Active]) -> bool:
         """Whether a round of these requests can stay on the device; not while somebody times its

@@ -16,10 +16,12 @@ from transformers import LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from headsmith.errors import HeadsmithError
 from headsmith.inference import machine
-from headsmith.inference.costs import Watched, cost_model, curve, profile
+from headsmith.inference.costs import Decoded, Watched, cost_model, curve, profile
 from headsmith.inference.least import Setting, block_parameters, work_of
 from headsmith.inference.profile_cli import profile_
+from headsmith.inference.records import Phases, Round
 from headsmith.inference.settings import EvalSettings
+from headsmith.inference.speed import Chunk
 from headsmith.inference.stages import Stages, stage, watching_stages
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.medusa import MedusaHead
@@ -140,6 +142,19 @@ def test_the_machine_is_measured_and_cards_are_known(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     card = machine.card_of(torch.device("cuda"))
     assert card is not None and card["bytes_per_s"] == 4.8e12
+
+
+def test_the_model_of_rounds_that_nobody_watches() -> None:
+    arms = [Decoded(None, 2) for _ in range(2)]
+    for arm, (draft, verify, other) in zip(arms, [(0.0, 9.0, 1.0), (4.0, 11.0, 2.0)], strict=True):
+        full = Round(2, Phases(0.0, draft / 1000, verify / 1000, other / 1000))
+        # The last request is alone for a while.
+        arm.arm.rounds = [full] * 3 + [Round(1, Phases(0.0, 9.0, 9.0, 9.0))]
+        arm.arm.chunks = [Chunk(Phases(), committed=51, passes=20)]
+    model = cost_model(*arms, steps=4)
+    found = {name: model[name] for name in ("plain_ms", "round_ms", "c_v", "c_d", "c_o")}
+    wanted = {"plain_ms": 10.0, "round_ms": 17.0, "c_v": 1.1, "c_d": 0.1, "c_o": 0.2}
+    assert found == pytest.approx(wanted) and model["tau"] == pytest.approx(2.55)
 
 
 DRAFTS = {
