@@ -11,7 +11,8 @@
 # transformers' generate; training steps. Writes JSON files, result.json and table.md into --out.
 # A part that fails does not stop the others; the exit status is that of the worst.
 #
-# --dry goes through all of it on the CPU with tiny shapes, in Triton's interpreter.
+# --dry goes through all of it on the CPU with tiny shapes, in Triton's interpreter: minutes, if the
+# target is a tiny one too.
 set -u
 
 target=smollm2-135m-instruct head='' out=outputs/gpu python=python dry=''

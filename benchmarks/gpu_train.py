@@ -70,7 +70,9 @@ def steps_of(target: str, wish: str, *, dry: bool) -> list[dict[str, Any]]:
         start = ["-m", "headsmith.train"]
         if dry:
             start = ["-c", IN_INTERPRETER]
-            turns = [{"role": role, "content": WORDS} for role in ("user", "assistant")]
+            # Short, since a tiny tokenizer makes a token of each byte.
+            said = (("user", "Hi"), ("assistant", WORDS))
+            turns = [{"role": role, "content": text} for role, text in said]
             source = Path(folder) / "chat.jsonl"
             source.write_text((json.dumps({"messages": turns}) + "\n") * 2, encoding="utf-8")
             changes.append(f"data.source={source}")
