@@ -8,8 +8,8 @@ that a long one does not keep the others waiting.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -23,9 +23,10 @@ from headsmith.inference.cache import KeyValueCache
 from headsmith.inference.drafters import Drafter, Update
 from headsmith.inference.judging import Judge
 from headsmith.inference.kernels import watching
+from headsmith.inference.prefill import longest_of, parts_of, read_prompts, refuse_nan
 from headsmith.inference.records import FinishReason, Pass, Phases, Request, Response, Round
-from headsmith.inference.resident.rounds import DeviceRounds, drafting_on_device
-from headsmith.inference.stages import stage
+from headsmith.inference.resident.rounds import DeviceRounds, rounds_for
+from headsmith.inference.stages import stage, timed
 from headsmith.inference.stop import StopRule
 from headsmith.inference.tree import Tree
 from headsmith.models.prefix import Features
@@ -128,15 +129,8 @@ class Decoder:
     def _start(self, requests: Sequence[Request]) -> None:
         """Check the prompts and make the caches."""
         limit = self.target.max_context
-        for request in requests:
-            if not 0 < len(request.prompt_ids) < limit:
-                raise HeadsmithError(
-                    f"prompt {request.id} has {len(request.prompt_ids)} tokens; between 1 and "
-                    f"{limit - 1} fit the target's context"
-                )
-        longest = max((len(r.prompt_ids) for r in requests), default=0)
-        committed = min(limit, longest + self.stop.max_new_tokens)
-        self._make_room(committed)
+        longest = longest_of(requests, limit)
+        self._make_room(min(limit, longest + self.stop.max_new_tokens))
         self.phases, self.rounds = Phases(), []
 
     def _make_room(self, committed: int) -> None:
@@ -148,9 +142,10 @@ class Decoder:
         # A beam search keeps topk nodes of each level behind the committed rows.
         drafted = max(shape.nodes, getattr(shape, "topk", 1) * shape.depth) if shape else 0
         slots = self.batch
-        drafting = drafting_on_device(self.target, self.drafter, self.rule)
-        if drafting is None:
-            self.device_rounds = None
+        self.device_rounds = rounds_for(
+            self.device_rounds, self.target, self.drafter, self.judge, self.batch
+        )
+        if self.device_rounds is None:
             self.cache = KeyValueCache(slots, rows)
         else:
             # One slot more, and room for longer requests: rounds are captured on this memory.
@@ -159,11 +154,7 @@ class Decoder:
             self.cache = self.cache.fitting(slots, rows)
         if self.drafter is not None:
             self.drafter.reset(slots, committed + drafted + 1)
-        if drafting is not None:
-            if self.device_rounds is None:
-                self.device_rounds = DeviceRounds(
-                    self.target, drafting, self._taps, self.judge, self.batch
-                )
+        if self.device_rounds is not None:
             self.device_rounds.start(self.cache)
 
     def _admit(self, queue: Queue, active: list[Active]) -> list[Active]:
@@ -182,54 +173,20 @@ class Decoder:
         The state behind a prompt's end gives the request's first token, which is in no Pass.
         """
         with self._timed("prefill_s"):
-            parts = self._parts(reading)
-            ids = [t for a, n in parts for t in a.request.prompt_ids[a.cached : a.cached + n]]
-            spans = [Span(n, a.cached, a.slot) for a, n in parts]
-            features = self.target.run(
-                torch.tensor(ids, device=self.target.device), spans, self.cache, self._taps
-            )
-            sizes = [n for _, n in parts]
-            whole, states = [], []
-            for (a, n), taps, last in zip(
-                parts, features.taps.split(sizes), features.last.split(sizes), strict=True
-            ):
-                a.cached += n
-                a.taps.append(taps)
-                if not a.unread:
-                    whole.append(a)
-                    states.append(last[-1])
+            parts = parts_of(reading, self.chunk)
+            whole, states = read_prompts(self.target, self.cache, self._taps, parts)
             if whole:
                 self._begin(whole, torch.stack(states))
-
-    def _parts(self, reading: list[Active]) -> list[tuple[Active, int]]:
-        """What the next pass reads: requests, in the order of their slots, and tokens of each."""
-        if self.chunk is None:
-            return [(a, a.unread) for a in reading]
-        left, parts = self.chunk, []
-        for a in sorted(reading, key=lambda a: a.index):
-            if left:
-                parts.append((a, min(left, a.unread)))
-                left -= parts[-1][1]
-        return sorted(parts, key=lambda part: part[0].slot)
 
     def _begin(self, fresh: list[Active], states: Tensor) -> None:
         """Commit the first token of requests whose prompt is read; `states` [n, H] behind it."""
         logits = self.target.logits(states)
-        self._refuse_nan(fresh, logits)
+        refuse_nan(self.target, fresh, logits)
         places = [a.next_place() for a in fresh]
         first = self.rule.scores(logits, places).argmax(-1).tolist()
         for a, token, state in zip(fresh, first, states, strict=True):
             self._commit(a, [token])
             a.update = a.first_update(token, state)
-
-    def _refuse_nan(self, fresh: list[Active], logits: Tensor) -> None:
-        """NaN in a prompt's states reaches all that follows, so looking here is enough."""
-        for a, finite in zip(fresh, logits.isfinite().all(-1).tolist(), strict=True):
-            if not finite:
-                raise HeadsmithError(
-                    f"the logits of the target {self.target.path} for prompt {a.request.id} hold "
-                    "NaN or infinity; try float32, or get the target's weights again"
-                )
 
     def _step(self, active: list[Active]) -> None:
         """One round for every active request: draft, verify, accept, commit."""
@@ -339,15 +296,5 @@ class Decoder:
             self.drafter.release(a.slot)
         return a.response()
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        """Add the wall time of a block to a phase, the device's work included."""
-        self._synchronise()
-        begin = time.perf_counter()
-        yield
-        self._synchronise()
-        setattr(self.phases, phase, getattr(self.phases, phase) + time.perf_counter() - begin)
-
-    def _synchronise(self) -> None:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return timed(self.phases, phase, self.target.device)

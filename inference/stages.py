@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from headsmith.inference.records import Phases
+
 
 @dataclass(slots=True)
 class Stages:
@@ -66,3 +68,14 @@ def stage(name: str) -> Iterator[None]:
     yield
     stages.synchronise()
     stages.seconds.setdefault(name, []).append(time.perf_counter() - begin)
+
+
+@contextmanager
+def timed(phases: Phases, phase: str, device: torch.device) -> Iterator[None]:
+    """Add the wall time of this block to a phase, the device's work included."""
+    clock = Stages(device)
+    clock.synchronise()
+    begin = time.perf_counter()
+    yield
+    clock.synchronise()
+    setattr(phases, phase, getattr(phases, phase) + time.perf_counter() - begin)

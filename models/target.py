@@ -224,15 +224,13 @@ class Target:
         assert self.whole, "a target without its blocks computes no states"
         if self.shares is not None:
             self.shares.join(True)
-        return self._run(ids, spans, cache, taps)
+        return self._pass(ids, positions_of(spans, ids.device), spans, cache, taps)
 
     @torch.inference_mode()
     def run_at(
         self, ids: Tensor, positions: Tensor, cache: KeyValueStore, taps: Sequence[int] = ()
     ) -> Features:
-        """One pass over new tokens ids [T] at positions int64 [T] whose cache knows already where
-        they belong; the host makes no table for it and reads none.
-        """
+        """One pass over tokens ids [T] at positions int64 [T]; the cache knows their places."""
         assert self.whole and self.shares is None, "one process with all blocks"
         return self._pass(ids, positions, (), cache, taps)
 
@@ -240,16 +238,8 @@ class Target:
         """Of a target in shares: run along with the other processes until none has a pass left."""
         while self.shares is not None and self.shares.join(False):
             with torch.inference_mode():
-                self._run(torch.zeros(1, dtype=torch.int64, device=self.device), [Span(1)])
-
-    def _run(
-        self,
-        ids: Tensor,
-        spans: Sequence[Span],
-        cache: KeyValueStore | None = None,
-        taps: Sequence[int] = (),
-    ) -> Features:
-        return self._pass(ids, positions_of(spans, ids.device), spans, cache, taps)
+                one = torch.zeros(1, dtype=torch.int64, device=self.device)
+                self._pass(one, one, [Span(1)], None, ())
 
     def _pass(
         self,
@@ -260,14 +250,11 @@ class Target:
         taps: Sequence[int],
     ) -> Features:
         with attention.attending(spans, cache), tapping(self._blocks, taps, self.path) as seen:
-            output = self.decoder(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False
-            )
-        width = output.last_hidden_state.shape[-1]
-        tapped = (
-            torch.stack([seen[i] for i in taps], 1) if taps else ids.new_empty(len(ids), 0, width)
+            where = {"input_ids": ids[None], "position_ids": positions[None]}
+            last = self.decoder(**where, use_cache=False).last_hidden_state[0]
+        return Features(
+            torch.stack([seen[i] for i in taps], 1) if taps else last[:, None][:, :0], last
         )
-        return Features(tapped, output.last_hidden_state[0])
 
     def features(
         self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int], shared: int = 0

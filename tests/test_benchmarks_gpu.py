@@ -91,18 +91,18 @@ def test_forced_acceptance_follows_a_deepest_path(
     root: Path, monkeypatch: pytest.MonkeyPatch, tiny_target_dir: Path
 ) -> None:
     monkeypatch.syspath_prepend(root / "benchmarks")
-    gpu_decode = importlib.import_module("gpu_decode")
+    gpu_forced = importlib.import_module("gpu_forced")
     parents = [[-1, 0, 0, 2, 3], [-1, 0, 1, 0, 0]]
-    path, depths = gpu_decode.deepest(torch.tensor(parents))
+    path, depths = gpu_forced.deepest(torch.tensor(parents))
     assert [row.nonzero().flatten().tolist() for row in path] == [[0, 2, 3, 4], [0, 1, 2]]
     assert depths.tolist() == [[0, 1, 1, 2, 3], [0, 1, 2, 1, 1]]
-    assert gpu_decode.deepest(torch.tensor([[-1]]))[0].tolist() == [[True]]
+    assert gpu_forced.deepest(torch.tensor([[-1]]))[0].tolist() == [[True]]
 
     rows = [[5, 1, 2, 3, 0], [7, 8, 9, 1, 2]]
     trees = [Tree(*pair) for pair in zip(rows, parents, strict=True)]
     nodes = nodes_of(torch.tensor(rows).flatten(), trees)
     stop = StopRule(frozenset(), 99, 99)
-    forced = gpu_decode.Forced(Target.load(tiny_target_dir), Greedy(), stop, tau=2.5)
+    forced = gpu_forced.Forced(Target.load(tiny_target_dir), Greedy(), stop, tau=2.5)
     kept = []
     for _ in range(4):
         chosen = forced.chosen(torch.full((10,), 11), lambda: nodes).view(2, 5).tolist()

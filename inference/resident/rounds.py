@@ -55,6 +55,23 @@ def drafting_on_device(target: Target, drafter: Drafter | None, rule: Rule) -> D
     return drafting_of(drafter)
 
 
+def rounds_for(
+    before: DeviceRounds | None,
+    target: Target,
+    drafter: Drafter | None,
+    judge: Judge,
+    batch: int,
+) -> DeviceRounds | None:
+    """The rounds on the device of a decoder, those that it had `before` if there were any; None
+    where rounds need the host.
+    """
+    drafting = drafting_on_device(target, drafter, judge.rule)
+    if drafting is None or before is not None:
+        return before if drafting is not None else None
+    taps = drafter.taps if drafter is not None else ()
+    return DeviceRounds(target, drafting, taps, judge, batch)
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What the record of a round says of one request: what is kept, and of its tree the depth and

@@ -63,7 +63,9 @@ WRONG = {
         "seen.gather(1, 1 - frontier.origins[:, :, None]",
         BEAM,
     ),
-    "roots of other requests": Wrong("beam", "build(found, ends,", "build(found, ends + 1,", BEAM),
+    "roots of other requests": Wrong(
+        "beam", "ends = torch.tensor(roots", "ends = 1 + torch.tensor(roots", BEAM
+    ),
     "columns for ids of Medusa heads": Wrong(
         "medusa",
         "[ByKernel(module.weight, head.draft_ids) ",
