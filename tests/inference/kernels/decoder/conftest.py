@@ -188,7 +188,8 @@ def decode(
         drafter.propose = recorded  # type: ignore[method-assign]
     options = {"batch": len(requests), "max_new_tokens": NEW, **options}
     decoder = Decoder(models[0], drafter, rule=rule, **options)
-    rounds = engine.DeviceRounds
+    # Of the module that the decoder's rounds come from, which may be a wrong one.
+    rounds = engine.rounds_for.__globals__["DeviceRounds"]
     draft = rounds.draft
 
     def seen(self: DeviceRounds, active: Sequence[Active]) -> None:

@@ -120,7 +120,7 @@ def test_a_wrong_wish_for_rounds(
 
 # A piece of source replaced, who has the wrong thing, a drafter and a rule that show it.
 ROUNDS, DRAFTING, STATE = (
-    "engine.DeviceRounds",
+    "engine.rounds_for",
     "resident.rounds.drafting_of",
     "resident.rounds.State",
 )
