@@ -66,10 +66,10 @@ def rounds_for(
     where rounds need the host.
     """
     drafting = drafting_on_device(target, drafter, judge.rule)
-    if drafting is None or before is not None:
-        return before if drafting is not None else None
+    if drafting is None:
+        return None
     taps = drafter.taps if drafter is not None else ()
-    return DeviceRounds(target, drafting, taps, judge, batch)
+    return before or DeviceRounds(target, drafting, taps, judge, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,7 @@ class DeviceRounds:
         """Bring the state of the device in line with what the host knows."""
         for a in active:
             assert a.update is not None
-            # A prompt, or what a deeper draft of the host left.
-            if a.update.request is not None or len(a.update.tokens) > state.path:
+            if a.update.request is not None:
                 a.update = replace(self.drafting.settle(a.update), request=None)
         state.load(active, self.batch)
 

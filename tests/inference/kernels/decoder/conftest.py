@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -246,5 +248,28 @@ def same_with_kernels(
         for tree, other in zip(found.drafts, plain.drafts, strict=True):
             assert (tree.tokens, list(tree.parents)) == (other.tokens, list(other.parents))
         return found
+
+    return run
+
+
+@pytest.fixture
+def caught(
+    requests: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[ModuleType, str, str], ModuleType],
+    same_with_kernels: Callable[..., Decoded],
+) -> Callable[..., None]:
+    """caught((module, old, new), taken_by, kind, rule, **options): with that piece of a module of
+    headsmith.inference replaced, what `taken_by` names there is the wrong one, and decoding shows.
+    """
+
+    def run(wrong: tuple[str, str, str], taken_by: str, *case: str, **options: Any) -> None:
+        module, old, new = wrong
+        made = mutant(import_module(f"headsmith.inference.{module}"), old, new)
+        name = f"headsmith.inference.{taken_by}"
+        monkeypatch.setattr(name, getattr(made, taken_by.rpartition(".")[2]))
+        # Two at a time, so that the third joins in the middle.
+        with pytest.raises(AssertionError):
+            same_with_kernels(*case, requests, batch=2, **{"max_new_tokens": 5, **options})
 
     return run
