@@ -2,9 +2,11 @@
 
     python benchmarks/train_step/compare.py --against speculators --python ENV/bin/python \\
         --answers 1 --answers 0.75 --lm-head trained --lm-head frozen
+    python benchmarks/train_step/compare.py --against specforge --shape small --answers 0.75 \\
+        --precision fastest
 
 The other program lives in an environment of its own, whose Python `--python` or the variable
-HEADSMITH_SPECULATORS_PYTHON names; `--against none` leaves it out. A
+HEADSMITH_SPECULATORS_PYTHON or HEADSMITH_SPECFORGE_PYTHON names; `--against none` leaves it out. A
 step is everything from zeroed gradients to moved weights, with gradients clipped, on states that
 lie in memory. CPU-seconds judge: they leave out what other jobs of the machine take. Memory is how
 far a process grows at its peak beyond model and data. The last lines say how fast the same matrix
@@ -27,7 +29,7 @@ from step_case import SHAPES, Case, make_data
 from step_worker import Failed, Worker
 
 HERE = Path(__file__).parent
-RIVALS = ("speculators",)
+RIVALS = ("speculators", "specforge")
 PRECISIONS = ("float32", "bfloat16")
 HEADS = ("trained", "frozen")
 
@@ -146,7 +148,9 @@ def python_of(rival: str, given: str | None) -> str:
 @click.option("--steps", type=int, help="Steps of the unroll.")
 @click.option("--lm-head", multiple=True, type=click.Choice(HEADS), default=["trained"])
 @click.option("--precision", type=click.Choice((*PRECISIONS, "fastest")), default="float32")
-@click.option("--optimiser", type=click.Choice(("adamw", "own")), default="adamw", help="Theirs.")
+@click.option(
+    "--optimiser", type=click.Choice(("adamw", "own")), default="adamw", help="speculators' own."
+)
 @click.option("--turns", default=7, show_default=True)
 @click.option("--warm", default=2, show_default=True, help="Turns that do not count.")
 @click.option("--threads", default=1, show_default=True)
