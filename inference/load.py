@@ -91,14 +91,23 @@ def _latency(response: Response) -> float:
     return response.queue_s + response.token_times[-1]
 
 
-def pays_up_to(speed: list[dict[str, Any]]) -> tuple[int | None, int | None]:
-    """The largest batch up to which drafting pays at every size measured, and the next, at which it
-    does not; None where there is none.
+def where_it_pays(speed: list[dict[str, Any]]) -> str | None:
+    """At which of the measured batch sizes drafting pays, as a sentence; None where fewer than two
+    were measured.
     """
     rows = sorted((row for row in speed if row["pays"] is not None), key=lambda row: row["batch"])
-    last = None
-    for row in rows:
-        if not row["pays"]:
-            return last, row["batch"]
-        last = row["batch"]
-    return last, None
+    paid = [row["batch"] for row in rows if row["pays"]]
+    lost = [row["batch"] for row in rows if not row["pays"]]
+    if len(rows) < 2:
+        return None
+    if not paid:
+        return f"drafting pays at no batch that was measured, down to {lost[0]}"
+    if not lost:
+        return f"drafting pays at every batch that was measured, up to {paid[-1]}"
+    if paid[-1] < lost[0]:
+        return f"drafting pays up to batch {paid[-1]}, not at batch {lost[0]}"
+    at, not_at = (", ".join(map(str, sizes)) for sizes in (paid, lost))
+    return (
+        f"drafting pays at batch {at}, not at batch {not_at}: load cannot be the reason for that "
+        "order; measure again on a machine without other work"
+    )

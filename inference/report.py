@@ -21,7 +21,7 @@ from headsmith.inference.figures import (
     phase_cells,
     speed_cells,
 )
-from headsmith.inference.load import pays_up_to
+from headsmith.inference.load import where_it_pays
 from headsmith.inference.sampling import in_words
 
 TAU_FORMULA = (
@@ -181,13 +181,8 @@ def _load(result: dict[str, Any]) -> Table:
 
 def _load_verdicts(speed: list[dict[str, Any]]) -> Iterable[str]:
     """Where drafting stops to pay, and how near the prediction came under load."""
-    if sum(row["pays"] is not None for row in speed) > 1:
-        last, first_not = pays_up_to(speed)
-        if first_not is None:
-            yield f"drafting pays at every batch that was measured, up to {last}"
-        else:
-            upto = "at no batch below it" if last is None else f"up to batch {last}"
-            yield f"drafting pays {upto}, not at batch {first_not}"
+    if verdict := where_it_pays(speed):
+        yield verdict
     for row in speed:
         load = row.get("load")
         if load and load["plain"]:

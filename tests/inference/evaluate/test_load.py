@@ -12,7 +12,7 @@ from rich.console import Console
 from headsmith.errors import HeadsmithError
 from headsmith.inference.arrival import Arrival
 from headsmith.inference.evaluate import EvalSettings, evaluate
-from headsmith.inference.load import flow, load_row, pays_up_to, predict
+from headsmith.inference.load import flow, load_row, predict, where_it_pays
 from headsmith.inference.plots import can_plot
 from headsmith.inference.records import Pass, Phases, Request, Response, Round
 from headsmith.inference.report import print_report
@@ -67,11 +67,23 @@ def test_where_it_stops_to_pay() -> None:
     def rows(**pays: bool | None) -> list[dict[str, Any]]:
         return [{"batch": int(name[1:]), "pays": given} for name, given in pays.items()]
 
-    assert pays_up_to(rows(b1=True, b4=True, b16=False)) == (4, 16)
-    assert pays_up_to(rows(b16=False, b4=True, b1=True)) == (4, 16)
-    assert pays_up_to(rows(b1=False, b4=True)) == (None, 1)
-    assert pays_up_to(rows(b1=True, b4=True)) == (4, None)
-    assert pays_up_to(rows(b1=None)) == (None, None)
+    for order in (rows(b1=True, b4=True, b16=False), rows(b16=False, b4=True, b1=True)):
+        assert where_it_pays(order) == "drafting pays up to batch 4, not at batch 16"
+    every = where_it_pays(rows(b1=True, b4=True))
+    assert every == "drafting pays at every batch that was measured, up to 4"
+    none = where_it_pays(rows(b4=False, b16=False))
+    assert none == "drafting pays at no batch that was measured, down to 4"
+    assert where_it_pays(rows(b1=None)) is None
+    assert where_it_pays(rows(b1=True, b4=None)) is None, "one size is no sweep"
+
+
+@pytest.mark.parametrize("lost", [{"b1"}, {"b1", "b16"}, {"b4"}])
+def test_an_order_that_load_cannot_explain(lost: set[str]) -> None:
+    speed = [{"batch": int(b[1:]), "pays": b not in lost} for b in ("b1", "b4", "b16")]
+    told = where_it_pays(speed)
+    assert told is not None and "measure again on a machine without other work" in told
+    paid = ", ".join(b[1:] for b in ("b1", "b4", "b16") if b not in lost)
+    assert told.startswith(f"drafting pays at batch {paid}, not at batch ")
 
 
 @pytest.fixture(scope="module")
