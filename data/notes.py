@@ -21,6 +21,10 @@ class Notes:
     total: int = 0  # 0 where it is not known
 
 
+class Unused(Exception):
+    """Why a row is left out."""
+
+
 def first_line(error: Exception) -> str:
     """What an exception of a library says, short enough for a sentence of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

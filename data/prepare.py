@@ -68,6 +68,8 @@ def prepare(
 ) -> Prepared:
     """Tokenise and mask a source into `out_root/NAME-HASH`, or find it there.
 
+    Rows of token ids (`headsmith.data.token_rows`), prepared data among them, are taken as they
+    are.
     Reading stops once `max_rows` rows are kept. A row longer than `max_length` tokens is cut or
     dropped (`overlong`); tokens after a row's last trained one are left off. `held_out` is the
     share of conversations, chosen by the hash of their first user message, whose prompts go to
@@ -75,6 +77,7 @@ def prepare(
     Raises HeadsmithError if no row is left, with the reasons.
     """
     limits = Limits(max_length, max_rows, min_trained, overlong, held_out)
+    _check_tokenizer(source, tokenizer)
     conversations = read_conversations(source, split=split, revision=revision)
     masker = Masker(tokenizer)
     made_by = {
@@ -98,6 +101,16 @@ def prepare(
     assert prepared is not None, "the folder was just written"
     prepared.reused = False
     return prepared
+
+
+def _check_tokenizer(source: str | Path, tokenizer: Any) -> None:
+    """HeadsmithError if the source is data that were prepared with another tokenizer."""
+    before = load_prepared(source)
+    if before and before.info["made_by"]["tokenizer"] != tokenizer_sha256(tokenizer):
+        raise HeadsmithError(
+            f"{source} was prepared with another tokenizer; prepare {before.info['origin']} for "
+            "this target"
+        )
 
 
 def load_prepared(path: str | Path) -> Prepared | None:

@@ -9,14 +9,17 @@ rows without an answer, and those of `turns` or `prompt`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from headsmith.data.notes import Notes
+from headsmith.data.notes import Notes, Unused
 from headsmith.data.sources import Reader, locate
+from headsmith.data.token_rows import TokenRow, is_tokens, token_row
 
 Message = dict[str, str]
+Read = TypeVar("Read")
 
 # The speakers that public data sets name, not the strings of any chat template.
 ROLES = {
@@ -26,10 +29,6 @@ ROLES = {
     ),
     "system": "system",
 }
-
-
-class _Unused(Exception):
-    """Why a row is left out."""
 
 
 @dataclass(slots=True)
@@ -67,14 +66,33 @@ class Conversations:
 
     def records(self) -> Iterator[tuple[object, list[Message]]]:
         """Each conversation behind the record that the source holds of it."""
+        return self._pass(self._conversation)
+
+    def rows(self, vocab_size: int) -> Iterator[list[Message] | TokenRow]:
+        """What can be trained on: each conversation, and each row that is tokenised already for a
+        tokenizer of `vocab_size` ids.
+        """
+
+        def read(record: object) -> list[Message] | TokenRow:
+            if is_tokens(record):
+                return token_row(record, vocab_size)
+            return self._conversation(record)
+
+        return (row for _, row in self._pass(read))
+
+    def _conversation(self, record: object) -> list[Message]:
+        return _messages(record, self.notes.roles, self.prompts)
+
+    def _pass(self, read: Callable[[object], Read]) -> Iterator[tuple[object, Read]]:
+        """What `read` makes of each record, behind the record; Unused is counted."""
         self.notes = Notes()
         for record in self.reader(self.notes):
             try:
-                messages = _messages(record, self.notes.roles, self.prompts)
-            except _Unused as reason:
+                found = read(record)
+            except Unused as reason:
                 self.notes.skipped[str(reason)] += 1
                 continue
-            yield record, messages
+            yield record, found
 
 
 def read_conversations(
@@ -102,16 +120,16 @@ def _messages(record: object, roles: Counter[str], prompts: bool) -> list[Messag
         if prompts and not turns:
             turns = _asked(record)
     if not isinstance(turns, list) or not turns:
-        raise _Unused("no messages")
+        raise Unused("token ids instead of messages" if is_tokens(record) else "no messages")
     messages = [_message(turn, roles) for turn in turns]
     speakers = [message["role"] for message in messages]
     if "assistant" not in speakers and not prompts:
-        raise _Unused("no assistant message")
+        raise Unused("no assistant message")
     first = next((speaker for speaker in speakers if speaker != "system"), None)
     if first is None:
-        raise _Unused("no user message")
+        raise Unused("no user message")
     if first != "user":
-        raise _Unused("does not start with a user message")
+        raise Unused("does not start with a user message")
     return messages
 
 
@@ -136,17 +154,17 @@ def are_turns(record: object) -> bool:
 
 def _message(turn: object, roles: Counter[str]) -> Message:
     if not isinstance(turn, dict):
-        raise _Unused("a message is not an object")
+        raise Unused("a message is not an object")
     given = turn.get("role") or turn.get("from")
     if not isinstance(given, str):
-        raise _Unused("a message without a role")
+        raise Unused("a message without a role")
     roles[given] += 1
     role = ROLES.get(given.lower())
     if role is None:
-        raise _Unused(f"unknown role: {given[:30]}")
+        raise Unused(f"unknown role: {given[:30]}")
     content = _text(turn["content"] if turn.get("content") is not None else turn.get("value"))
     if not content.strip():
-        raise _Unused("empty content")
+        raise Unused("empty content")
     return {"role": role, "content": content}
 
 
@@ -156,7 +174,7 @@ def _text(content: object) -> str:
     if content is None:
         return ""
     if not isinstance(content, str):
-        raise _Unused("content is not text")
+        raise Unused("content is not text")
     return content
 
 
@@ -165,5 +183,5 @@ def _part(part: object) -> str:
         return part
     text = part.get("text") if isinstance(part, dict) else None
     if not isinstance(text, str):
-        raise _Unused("content is not text")
+        raise Unused("content is not text")
     return text

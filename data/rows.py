@@ -18,9 +18,11 @@ import numpy as np
 from headsmith.data.mask import Masker
 from headsmith.data.read import Conversations, Message
 from headsmith.data.template import Span, TemplateRefused
+from headsmith.data.token_rows import TokenRow
 from headsmith.errors import HeadsmithError
 
 HELD_OUT = "held-out.jsonl"
+Rendered = tuple[str, list[Span]]
 # Texts given to the tokenizer in one call: enough for it to work in parallel.
 _BATCH = 64
 
@@ -103,11 +105,9 @@ class RowWriter:
         }
 
     def _batches(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-        rendered = self._rendered()
-        while batch := list(islice(rendered, min(_BATCH, self._wanted()))):
-            texts, spans = zip(*batch, strict=True)
-            encoded = self.masker.tokenize(texts, spans)
-            yield [row for ids, mask in encoded if (row := self._take(ids, mask))]
+        found = self._found()
+        while batch := list(islice(found, min(_BATCH, self._wanted()))):
+            yield [row for ids, mask in self._encoded(batch) if (row := self._take(ids, mask))]
             if self.progress:
                 self.progress(self.conversations.progress, self.rows)
 
@@ -115,14 +115,25 @@ class RowWriter:
         """Rows still to find; nothing is read that would not be used or counted."""
         return _BATCH if self.limits.max_rows is None else self.limits.max_rows - self.rows
 
-    def _rendered(self) -> Iterator[tuple[str, list[Span]]]:
-        for messages in self.conversations:
+    def _encoded(self, batch: list[Rendered | TokenRow]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids and mask of each, in order; the texts among them in one call of the tokenizer."""
+        rendered = [one for one in batch if not isinstance(one, TokenRow)]
+        texts, spans = zip(*rendered, strict=True) if rendered else ((), ())
+        encoded = iter(self.masker.tokenize(texts, spans) if texts else ())
+        return (one if isinstance(one, TokenRow) else next(encoded) for one in batch)
+
+    def _found(self) -> Iterator[Rendered | TokenRow]:
+        for row in self.conversations.rows(len(self.masker.tokenizer)):
             self.read += 1
-            if self._is_held_out(messages):
-                self.held_out.append(_up_to_last(messages, "user"))
+            if isinstance(row, TokenRow):
+                self._check_nothing_held_out()
+                yield row
+                continue
+            if self._is_held_out(row):
+                self.held_out.append(_up_to_last(row, "user"))
                 continue
             try:
-                yield self.masker.template.render(_up_to_last(messages, "assistant"))
+                yield self.masker.template.render(_up_to_last(row, "assistant"))
             except TemplateRefused as refusal:
                 self.refusal = self.refusal or str(refusal)
                 self.counts["the chat template refuses it"] += 1
@@ -132,6 +143,14 @@ class RowWriter:
         question = next(m["content"] for m in messages if m["role"] == "user")
         digest = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self.limits.held_out * 2**64
+
+    def _check_nothing_held_out(self) -> None:
+        if self.limits.held_out:
+            raise HeadsmithError(
+                f"{self.conversations.source} holds token ids, of which no prompts can be held "
+                "out: hold out 0 (validation.holdout in a recipe), and validate on a file of "
+                "prompts (validation.prompts)"
+            )
 
     def _take(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """The row to keep, cut where it must be and counted; None if it is not used."""

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from headsmith.data.mask import Encoded, Masker
 from headsmith.data.prepare import load_prepared
-from headsmith.data.read import read_conversations
+from headsmith.data.read import Message, read_conversations
 from headsmith.data.template import TemplateRefused
+from headsmith.data.token_rows import TokenRow
 from headsmith.errors import HeadsmithError
 
 TRAINED = "bold green"
@@ -79,7 +80,8 @@ def _documents(
 ) -> Iterator[Encoded]:
     if prepared := load_prepared(source):
         return _rows(prepared.dataset, len(tokenizer))
-    return _encoded(read_conversations(source, split=split, revision=revision), tokenizer, console)
+    conversations = read_conversations(source, split=split, revision=revision)
+    return _encoded(conversations.rows(len(tokenizer)), tokenizer, console)
 
 
 def _rows(dataset: Any, vocab_size: int) -> Iterator[Encoded]:
@@ -93,10 +95,15 @@ def _rows(dataset: Any, vocab_size: int) -> Iterator[Encoded]:
         yield Encoded(list(ids), row["loss_mask"].tolist())
 
 
-def _encoded(conversations: Iterable[Any], tokenizer: Any, console: Console) -> Iterator[Encoded]:
+def _encoded(
+    rows: Iterable[list[Message] | TokenRow], tokenizer: Any, console: Console
+) -> Iterator[Encoded]:
     masker = Masker(tokenizer)
-    for messages in conversations:
+    for row in rows:
+        if isinstance(row, TokenRow):
+            yield Encoded(row.ids.tolist(), row.mask.tolist())
+            continue
         try:
-            yield masker.encode(messages)
+            yield masker.encode(row)
         except TemplateRefused as refusal:
             console.print(f"-- left out: {refusal}", style="yellow", highlight=False)

@@ -116,8 +116,6 @@ def _saved_dataset(path: Path, split: str | None, notes: Notes) -> Iterator[obje
         if name not in saved:
             raise HeadsmithError(f"{path} has no split {name}; it has {', '.join(saved)}")
         saved = saved[name]
-    if "input_ids" in saved.column_names:
-        raise HeadsmithError(f"{path} is prepared data, not conversations; use it as it is")
     notes.total += len(saved)
     for record in saved:
         notes.done += 1
