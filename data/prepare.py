@@ -105,7 +105,7 @@ def prepare(
 
 def _check_tokenizer(source: str | Path, tokenizer: Any) -> None:
     """HeadsmithError if the source is data that were prepared with another tokenizer."""
-    before = load_prepared(source)
+    before = load_prepared(Path(source).expanduser())
     if before and before.info["made_by"]["tokenizer"] != tokenizer_sha256(tokenizer):
         raise HeadsmithError(
             f"{source} was prepared with another tokenizer; prepare {before.info['origin']} for "

@@ -3,7 +3,8 @@
 Two layouts are read: `conversations` with `from` and `value`, and `messages` with `role` and
 `content`, where the content may be a list of text parts. What is yielded is always a list of
 `{"role": "system" | "user" | "assistant", "content": str}`. Who asks for prompts as well also gets
-rows without an answer, and those of `turns` or `prompt`.
+rows without an answer, and those of `turns` or `prompt`; who asks for rows to train on gets those
+of token ids too.
 """
 
 from __future__ import annotations

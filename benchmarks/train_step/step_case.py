@@ -46,6 +46,23 @@ class Case:
         )
 
 
+def llama(case: Case, **more: Any) -> Any:
+    """transformers' LlamaConfig of the case, one layer; `more` are further fields of it."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=case.width,
+        intermediate_size=case.intermediate,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        vocab_size=case.vocab,
+        num_hidden_layers=1,
+        max_position_embeddings=4096,
+        **more,
+    )
+
+
 SMOLLM2 = Case()
 SMALL = replace(
     SMOLLM2,

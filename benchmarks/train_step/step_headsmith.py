@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from step_case import Case
+from step_case import Case, llama
 from step_worker import Answers, serve
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from headsmith.data.pack import Row
 from headsmith.data.states import States, read_tokens
@@ -57,19 +57,8 @@ class Given:
 
 def make_target(case: Case, embedding: Tensor) -> Target:
     """A target without its blocks."""
-    config = LlamaConfig(
-        hidden_size=case.width,
-        intermediate_size=case.intermediate,
-        num_attention_heads=case.heads,
-        num_key_value_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        vocab_size=case.vocab,
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(llama(case, tie_word_embeddings=True))
     model.model.layers = torch.nn.ModuleList()
     model.to_empty(device="cpu")
     model.get_input_embeddings().weight = torch.nn.Parameter(embedding)

@@ -22,8 +22,8 @@ from specforge.modeling.target.target_head import TargetHead
 from specforge.optimizer import BF16Optimizer
 from specforge.runtime.contracts import TrainBatch
 from specforge.training.strategies.base import Eagle3TrainStrategy
+from step_case import Case, llama
 from step_worker import Answers, serve
-from transformers import LlamaConfig
 
 
 class TorchLoss:
@@ -32,26 +32,10 @@ class TorchLoss:
     apply = staticmethod(losses._compute_loss)
 
 
-def make_config(case: dict[str, Any]) -> LlamaConfig:
-    """A plain EAGLE-3 head of the case."""
-    return LlamaConfig(
-        hidden_size=case["width"],
-        intermediate_size=case["intermediate"],
-        num_attention_heads=case["heads"],
-        num_key_value_heads=case["kv_heads"],
-        head_dim=case["head_dim"],
-        vocab_size=case["vocab"],
-        draft_vocab_size=case["draft_vocab"],
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-        pad_token_id=0,
-    )
-
-
 def make_strategy(data: dict[str, Any], dtype: torch.dtype) -> Eagle3TrainStrategy:
     """The package's step on the case: a head, and the target's output matrix as its teacher."""
     case, ids = data["case"], data["draft_ids"]
-    config = make_config(case)
+    config = llama(Case(**case), draft_vocab_size=case["draft_vocab"], pad_token_id=0)
     draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa")
     with torch.no_grad():
         draft.embed_tokens.weight.copy_(data["embedding"])

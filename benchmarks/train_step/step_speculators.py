@@ -14,8 +14,8 @@ from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from speculators.train.optimizers import build_optimizers
+from step_case import Case, llama
 from step_worker import Answers, serve
-from transformers import LlamaConfig
 
 # What the trainer of the package uses when nothing else is said.
 OPTIMISER = {
@@ -32,16 +32,7 @@ OPTIMISER = {
 def make_model(data: dict[str, Any], attention: str) -> torch.nn.Module:
     """A plain EAGLE-3 head of the case, with the target's rows as lm_head."""
     case = data["case"]
-    body = LlamaConfig(
-        hidden_size=case["width"],
-        intermediate_size=case["intermediate"],
-        num_attention_heads=case["heads"],
-        num_key_value_heads=case["kv_heads"],
-        head_dim=case["head_dim"],
-        vocab_size=case["vocab"],
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-    )
+    body = llama(Case(**case))
     body._attn_implementation = attention
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=body,
