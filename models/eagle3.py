@@ -23,6 +23,7 @@ from headsmith.errors import HeadsmithError
 from headsmith.models.eagle3_config import FLAGS, Eagle3Config
 from headsmith.models.eagle3_files import read_checkpoint, write_checkpoint
 from headsmith.models.eagle3_init import initialise, narrowed
+from headsmith.models.products import Linear
 from headsmith.models.strict import check_finite, check_shape, load_strictly
 from headsmith.models.target import Target
 
@@ -38,9 +39,9 @@ class Mlp(nn.Module):
 
     def __init__(self, hidden: int, intermediate: int, bias: bool) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, intermediate, bias=bias)
+        self.up_proj = Linear(hidden, intermediate, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -55,7 +56,7 @@ class Projections(nn.Module):
         self.q_proj = nn.Linear(width, config.num_heads * d, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, config.num_kv_heads * d, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, config.num_kv_heads * d, bias=config.attention_bias)
-        self.o_proj = nn.Linear(config.num_heads * d, config.hidden_size, bias=False)
+        self.o_proj = Linear(config.num_heads * d, config.hidden_size, bias=False)
 
 
 class Rotary(LlamaRotaryEmbedding):
@@ -125,7 +126,7 @@ class Eagle3Head(nn.Module):
         super().__init__()
         self.config = config
         eps = config.rms_norm_eps
-        self.fc = nn.Linear(config.num_taps * config.target_width, config.hidden_size, bias=False)
+        self.fc = Linear(config.num_taps * config.target_width, config.hidden_size, bias=False)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(
                 nn.RMSNorm(config.target_width, eps) for _ in range(config.num_taps)

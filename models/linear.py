@@ -9,6 +9,8 @@ makes one to sixteen rows cost nearly the same.
 import torch
 from torch import Tensor, nn
 
+from headsmith.models.products import Linear
+
 _OPS = torch.ops.mkldnn
 
 
@@ -50,12 +52,13 @@ def packing_helps(tensor: Tensor) -> bool:
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Replace every plain nn.Linear below `module` by its packed form; returns how many were
+    """Replace every plain linear layer below `module` by its packed form; returns how many were
     replaced.
     """
     replaced = 0
     for name, child in list(module.named_children()):
-        if type(child) is nn.Linear and packing_helps(child.weight):
+        plain = type(child) in (nn.Linear, Linear)
+        if isinstance(child, nn.Linear) and plain and packing_helps(child.weight):
             setattr(module, name, PackedLinear(child))
             replaced += 1
         else:

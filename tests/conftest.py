@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,17 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data in {folder}: set HEADSMITH_SHARED")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch with a single thread, as training by several processes has it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

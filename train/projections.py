@@ -12,10 +12,10 @@ Shapes: T tokens of a packed row, n rows, H head width, h query and g key/value 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headsmith.models.eagle3 import Layer, rotate
+from headsmith.models.products import linear
 
 
 def take(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
@@ -41,15 +41,15 @@ class Projections:
         bias = None if biases[0] is None else torch.cat(biases)
         normed = layer.input_layernorm(embeds)
         self._query_weight, self._key_value_weight = query[:, width:], key_value[:, width:]
-        self._queries = F.linear(take(normed, queried), query[:, :width], attention.q_proj.bias)
-        self._key_values = F.linear(normed, key_value[:, :width], bias)
+        self._queries = linear(take(normed, queried), query[:, :width], attention.q_proj.bias)
+        self._key_values = linear(normed, key_value[:, :width], bias)
 
     def query(self, state: Tensor, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Normed states [n, H] and the tokens' places int64 [n] ascending -> rotated queries
         [h, n, d].
         """
         place = torch.searchsorted(self._queried, tokens)
-        product = F.linear(state, self._query_weight) + take(self._queries, place)
+        product = linear(state, self._query_weight) + take(self._queries, place)
         return rotate(self._heads(product), cos, sin)
 
     def key_value(
@@ -57,7 +57,7 @@ class Projections:
     ) -> tuple[Tensor, Tensor]:
         """The same, tokens in any order but each once -> rotated keys and values, [g, n, d]."""
         embedded = self._key_values.index_select(0, tokens)
-        product = F.linear(state, self._key_value_weight) + embedded
+        product = linear(state, self._key_value_weight) + embedded
         keys, values = self._heads(product).chunk(2)
         return rotate(keys, cos, sin), values
 

@@ -4,10 +4,12 @@ lie in memory.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +22,7 @@ from transformers import LlamaForCausalLM
 from headsmith.data.pack import Row
 from headsmith.data.states import States, read_tokens
 from headsmith.models.eagle3 import Eagle3Head
+from headsmith.models.products import VARIABLE, library
 from headsmith.models.target import Target
 from headsmith.train.batches import Batches
 from headsmith.train.features import Features
@@ -133,7 +136,8 @@ def build(settings: dict[str, Any]) -> Answers:
     def floor() -> dict[str, Any]:
         """The step's matrix products and nothing else, by torch.matmul."""
         if not products.found:
-            with products:
+            # As torch's, so that they can be counted.
+            with products, patch.dict(os.environ, {VARIABLE: "torch"}):
                 step()
         dtype = getattr(torch, settings["precision"])
         spent = operations = 0.0
@@ -156,7 +160,7 @@ def build(settings: dict[str, Any]) -> Answers:
         return {"table": found.table()}
 
     def about() -> str:
-        return f"{settings['precision']}, AdamW fused"
+        return f"{settings['precision']}, products by {library()}, AdamW fused"
 
     return {"settings": about, "step": step, "floor": floor, "stages": stages}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headsmith.data.pack import Row
+from headsmith.models import products
 from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.eagle3_config import Eagle3Config
 from headsmith.models.eagle3_init import initialise
@@ -94,9 +95,18 @@ def dense_loss(head: Eagle3Head, target: Target, row: Row, settings: LossSetting
 
 @pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["3", "3.1"])
 @pytest.mark.parametrize("name", ["kl", "lk"])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_every_gradient_is_that_of_the_dense_computation(
-    target: Target, target_dir: Path, flags: dict[str, bool], name: str
+    target: Target,
+    target_dir: Path,
+    flags: dict[str, bool],
+    name: str,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+    one_thread: None,
 ) -> None:
+    monkeypatch.setenv(products.VARIABLE, library)
+    monkeypatch.setattr(products, "_LEAST", 1)
     settings, row = LossSettings(name), make_row()  # type: ignore[arg-type]
     head, single = make_head(target, **flags), Target.load(target_dir)
     prepared = prepare_row(single, head.draft_ids, row, head.taps, STEPS)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from headsmith.models.linear import at_least_float32
+from headsmith.models.products import Buffer, add_product, product
 from headsmith.train.kernels.distil_rows import Parts, Rows, visit
 from headsmith.train.loss import LossSettings
 
@@ -218,25 +219,20 @@ def sweep(
             ids = teacher.of(columns)
             w = weight[columns].to(work.dtype)
             theirs = teacher.weight[ids].to(work.teacher_dtype)
+            of_teacher, of_head, of_weight = Buffer(), Buffer(), Buffer()
             for cut, read, place in pieces:
                 x = states[cut].to(work.dtype)
                 last = teacher.last[read].to(work.teacher_dtype)
-                said = teacher.finish(at_least_float32(last @ theirs.T), ids)
+                said = product(last, theirs.T, of_teacher)
+                said = teacher.finish(at_least_float32(said), ids)
+                logits = product(x, w.T, of_head)
                 part = rows.part(cut)
-                slope = visit(x @ w.T, said, place, part, columns.start, work.loss, parts)
+                slope = visit(logits, said, place, part, columns.start, work.loss, parts)
                 if parts.gradient and grads is not None:
                     slope = slope.to(work.dtype)
-                    _add_product(grads.states[cut], slope, w)
+                    add_product(grads.states[cut], slope, w)
                     if grads.weight is not None:
-                        _add_product(grads.weight[columns], slope.T, x)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, added up in the total's precision."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total.add_(a @ b)
+                        add_product(grads.weight[columns], slope.T, x, of_weight)
 
 
 def proportion(grad: Tensor, scale: Tensor) -> float | None:

@@ -1,0 +1,136 @@
+"""Matrix products of training on a CPU, by the faster of two libraries that are there anyway.
+
+torch multiplies with MKL, which is slower than it need be on another maker's processor, most of all
+where a matrix is wide or rows are few (docs/training-speed.md). numpy brings OpenBLAS, which has
+kernels for those. It is taken for float32 on an AMD processor where torch has one thread, since
+threads of its own would fight with torch's over the cores. HEADSMITH_PRODUCTS says otherwise:
+`torch` never takes it, `numpy` takes it on any processor.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from headsmith.errors import HeadsmithError
+
+VARIABLE = "HEADSMITH_PRODUCTS"
+# Multiplications below which the way to numpy costs more than it saves.
+_LEAST = 1 << 21
+
+
+class Buffer:
+    """Memory for products that follow each other: fresh pages for every one of them would cost as
+    much as a pass over it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def matrix(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        """Uninitialised [rows, columns] of like's kind; what was given before is lost."""
+        kept = self._memory
+        if kept is None or len(kept) < rows * columns or kept.dtype != like.dtype:
+            kept = self._memory = like.new_empty(rows * columns)
+        return kept[: rows * columns].view(rows, columns)
+
+
+def product(a: Tensor, b: Tensor, buffer: Buffer | None = None) -> Tensor:
+    """a [m, n] @ b [n, k], without gradient; in the memory of `buffer`, if there is one."""
+    if buffer is None:
+        out = a.new_empty(len(a), b.shape[1])
+    else:
+        out = buffer.matrix(a, len(a), b.shape[1])
+    if not _numpy_is_faster(a, b):
+        return torch.mm(a, b, out=out)
+    numpy.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
+    return out
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, buffer: Buffer | None = None) -> None:
+    """total += a @ b, added up in the total's precision, without gradient; the product in the
+    memory of `buffer`, where it needs any.
+    """
+    if total.dtype == a.dtype and not _numpy_is_faster(a, b):
+        total.addmm_(a, b)
+    else:
+        total.add_(product(a, b, buffer))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [n, i] @ weight [o, i].T + bias [o], with gradients."""
+    narrowed = torch.is_autocast_enabled(x.device.type)
+    if narrowed or x.dim() != 2 or not _numpy_is_faster(x, weight.T):
+        return F.linear(x, weight, bias)
+    y: Tensor = _Linear.apply(x, weight)
+    return y if bias is None else y + bias
+
+
+class Linear(nn.Linear):
+    """torch's, by `linear`: for layers that are trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class _Linear(torch.autograd.Function):
+    """x [n, i] @ weight [o, i].T."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight.T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        by_x, by_weight = ctx.needs_input_grad
+        return (
+            product(grad, weight) if by_x else None,
+            product(grad.T, x) if by_weight else None,
+        )
+
+
+def _numpy_is_faster(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.device.type == "cpu"
+        and a.dtype == b.dtype == torch.float32
+        and a.numel() * b.shape[1] >= _LEAST
+        and library() == "numpy"
+    )
+
+
+def library() -> str:
+    """`torch` or `numpy`: who multiplies here and now."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked not in ("", "torch", "numpy"):
+        raise HeadsmithError(f"{VARIABLE} is torch or numpy, not {asked}")
+    if asked != "torch" and torch.get_num_threads() == 1 and (asked or _suits()):
+        _one_thread()
+        return "numpy"
+    return "torch"
+
+
+@cache
+def _suits() -> bool:
+    """Whether torch has MKL, numpy OpenBLAS, and the processor is AMD's."""
+    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    facts = Path("/proc/cpuinfo")
+    amd = facts.exists() and "AuthenticAMD" in facts.read_text(errors="replace")
+    return amd and "openblas" in blas and torch.backends.mkl.is_available()
+
+
+@cache
+def _one_thread() -> None:
+    """OpenBLAS, for the rest of the process, without threads of its own."""
+    threadpool_limits(1, "blas")
