@@ -26,6 +26,9 @@ from headsmith.errors import HeadsmithError
 VARIABLE = "HEADSMITH_PRODUCTS"
 # Multiplications below which the way to numpy costs more than it saves.
 _LEAST = 1 << 21
+# numpy cannot add to what is there. A pass of its own costs little where every number of it is a
+# sum of this many.
+_DEEP = 1 << 11
 
 
 class Buffer:
@@ -56,14 +59,13 @@ def product(a: Tensor, b: Tensor, buffer: Buffer | None = None) -> Tensor:
     return out
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, buffer: Buffer | None = None) -> None:
-    """total += a @ b, added up in the total's precision, without gradient; the product in the
-    memory of `buffer`, where it needs any.
-    """
-    if total.dtype == a.dtype and not _numpy_is_faster(a, b):
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a [m, n] @ b [n, k], added up in the total's precision, without gradient."""
+    separate = a.shape[1] >= _DEEP and _numpy_is_faster(a, b)
+    if total.dtype == a.dtype and not separate:
         total.addmm_(a, b)
     else:
-        total.add_(product(a, b, buffer))
+        total.add_(product(a, b))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -78,15 +78,24 @@ def test_other_precisions_stay_with_torch(
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_added_product(library: str, narrow: bool) -> None:
+@pytest.mark.parametrize("deep", [False, True])
+def test_added_product(
+    library: str,
+    narrow: bool,
+    deep: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    multiplied: list[tuple[int, ...]],
+) -> None:
+    monkeypatch.setattr(products, "_DEEP", 33 if deep else 34)
     a, b = matrices()["right transposed"]
     a, b = (a.bfloat16(), b.bfloat16()) if narrow else (a, b)
-    total, buffer = torch.ones(17, 29), Buffer()
+    total = torch.ones(17, 29)
     for _ in range(2):
-        add_product(total, a, b, buffer)
+        add_product(total, a, b)
     exact = 1 + 2 * (a.double() @ b.double())
     near = 2e-2 if narrow else 1e-5
     torch.testing.assert_close(total.double(), exact, rtol=near, atol=near * 10)
+    assert len(multiplied) == (2 if library == "numpy" and deep and not narrow else 0)
 
 
 def test_a_buffer_is_used_again_and_grows(library: str) -> None:

@@ -107,6 +107,7 @@ def test_every_gradient_is_that_of_the_dense_computation(
 ) -> None:
     monkeypatch.setenv(products.VARIABLE, library)
     monkeypatch.setattr(products, "_LEAST", 1)
+    monkeypatch.setattr(products, "_DEEP", 1)
     settings, row = LossSettings(name), make_row()  # type: ignore[arg-type]
     head, single = make_head(target, **flags), Target.load(target_dir)
     prepared = prepare_row(single, head.draft_ids, row, head.taps, STEPS)

@@ -219,7 +219,7 @@ def sweep(
             ids = teacher.of(columns)
             w = weight[columns].to(work.dtype)
             theirs = teacher.weight[ids].to(work.teacher_dtype)
-            of_teacher, of_head, of_weight = Buffer(), Buffer(), Buffer()
+            of_teacher, of_head = Buffer(), Buffer()
             for cut, read, place in pieces:
                 x = states[cut].to(work.dtype)
                 last = teacher.last[read].to(work.teacher_dtype)
@@ -232,7 +232,7 @@ def sweep(
                     slope = slope.to(work.dtype)
                     add_product(grads.states[cut], slope, w)
                     if grads.weight is not None:
-                        add_product(grads.weight[columns], slope.T, x, of_weight)
+                        add_product(grads.weight[columns], slope.T, x)
 
 
 def proportion(grad: Tensor, scale: Tensor) -> float | None:
