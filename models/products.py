@@ -55,7 +55,7 @@ def product(a: Tensor, b: Tensor, buffer: Buffer | None = None) -> Tensor:
         out = buffer.matrix(a, len(a), b.shape[1])
     if not _numpy_is_faster(a, b):
         return torch.mm(a, b, out=out)
-    numpy.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
+    numpy.matmul(_array(a), _array(b), out=_array(out))
     return out
 
 
@@ -101,6 +101,26 @@ class _Linear(torch.autograd.Function):
             product(grad, weight) if by_x else None,
             product(grad.T, x) if by_weight else None,
         )
+
+
+class _Lent:
+    """A float32 tensor's memory as numpy reads it. Not `Tensor.numpy`, which forbids the storage to
+    be resized ever after, as FSDP does with the weights that it gathers.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": numpy.dtype(numpy.float32).str,
+            "data": (x.data_ptr(), False),
+            "shape": tuple(x.shape),
+            "strides": tuple(step * x.element_size() for step in x.stride()),
+        }
+
+
+def _array(x: Tensor) -> Any:
+    """x for the length of a call: the array does not keep its memory alive."""
+    return numpy.asarray(_Lent(x))
 
 
 def _numpy_is_faster(a: Tensor, b: Tensor) -> bool:

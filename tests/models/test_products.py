@@ -98,6 +98,14 @@ def test_added_product(
     assert len(multiplied) == (2 if library == "numpy" and deep and not narrow else 0)
 
 
+def test_weights_can_still_be_freed(library: str) -> None:
+    """FSDP frees a weight that it gathered by making its storage empty."""
+    x, weight = torch.randn(6, 8), torch.randn(5, 8, requires_grad=True)
+    linear(x, weight).sum().backward()
+    for tensor in (x, weight):
+        tensor.untyped_storage().resize_(0)
+
+
 def test_a_buffer_is_used_again_and_grows(library: str) -> None:
     a, b = matrices()["whole"]
     buffer = Buffer()
