@@ -1,8 +1,8 @@
 """Matrix products of training on a CPU, by the faster of two libraries that are there anyway.
 
-torch multiplies with MKL, which is slower than it need be on another maker's processor, most of all
-where a matrix is wide or rows are few (docs/training-speed.md). numpy brings OpenBLAS, which has
-kernels for those. It is taken for float32 on an AMD processor where torch has one thread, since
+torch multiplies with MKL. On an AMD processor whose caches and memory other jobs use too it falls
+further behind than numpy's OpenBLAS, most of all where a matrix is wide or rows are few; on an idle
+one the two are equal (docs/training-speed.md). numpy's is taken for float32 on an AMD processor where torch has one thread, since
 threads of its own would fight with torch's over the cores. HEADSMITH_PRODUCTS says otherwise:
 `torch` never takes it, `numpy` takes it on any processor.
 """
