@@ -2,9 +2,9 @@
 
 torch multiplies with MKL. On an AMD processor whose caches and memory other jobs use too it falls
 further behind than numpy's OpenBLAS, most of all where a matrix is wide or rows are few; on an idle
-one the two are equal (docs/training-speed.md). numpy's is taken for float32 on an AMD processor where torch has one thread, since
-threads of its own would fight with torch's over the cores. HEADSMITH_PRODUCTS says otherwise:
-`torch` never takes it, `numpy` takes it on any processor.
+one the two are equal (docs/training-speed.md). numpy's is taken for float32 on an AMD processor
+where torch has one thread, since threads of its own would fight with torch's over the cores.
+HEADSMITH_PRODUCTS says otherwise: `torch` never takes it, `numpy` takes it on any processor.
 """
 
 from __future__ import annotations
