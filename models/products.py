@@ -59,13 +59,52 @@ def product(a: Tensor, b: Tensor, buffer: Buffer | None = None) -> Tensor:
     return out
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a [m, n] @ b [n, k], added up in the total's precision, without gradient."""
+def add_product(total: Tensor, a: Tensor, b: Tensor, buffer: Buffer | None = None) -> None:
+    """total += a [m, n] @ b [n, k], added up in the total's precision, without gradient; what has
+    to be made apart is made in the memory of `buffer`.
+    """
     separate = a.shape[1] >= _DEEP and _numpy_is_faster(a, b)
     if total.dtype == a.dtype and not separate:
         total.addmm_(a, b)
     else:
-        total.add_(product(a, b))
+        total.add_(product(a, b, buffer))
+
+
+class WeightGradient:
+    """The gradient by a weight [o, i], added up over all products that it takes part in, in float32
+    at least.
+    """
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        """For products made in `dtype`."""
+        out, into = weight.shape
+        # A narrow product that runs down the rows of both its matrices turns the first one around,
+        # which a CPU does at the speed of memory: better the smaller of the two.
+        self._turned = weight.device.type == "cpu" and dtype.itemsize < 4 and out >= into
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        # Empty: memory that is filled with zeros to be added to is gone through twice more.
+        self._total, self._shape = weight.new_empty(0, dtype=wide), (out, into)
+        self._buffer = Buffer()
+
+    def add(self, grad: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
+        """Of the product of x [n, i] with `rows` of the weight, which has this gradient [n, o]."""
+        left, right = (x.T.contiguous(), grad) if self._turned else (grad.T, x)
+        if self._total.dim() == 1 and grad.shape[1] == self._shape[0]:
+            self._total = product(left, right).to(self._total.dtype)
+        else:
+            self._begin()
+            part = self._total[:, rows] if self._turned else self._total[rows]
+            add_product(part, left, right, self._buffer)
+
+    def sum(self) -> Tensor:
+        """[o, i], of the sum's own memory."""
+        self._begin()
+        return self._total.T if self._turned else self._total
+
+    def _begin(self) -> None:
+        if self._total.dim() == 1:
+            shape = self._shape[::-1] if self._turned else self._shape
+            self._total = self._total.new_zeros(shape)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

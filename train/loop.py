@@ -44,6 +44,7 @@ from headsmith.train.parts import (
 from headsmith.train.progress import Report
 from headsmith.train.ranks import Ranks, together
 from headsmith.train.recipe import Recipe
+from headsmith.train.settle import settle
 from headsmith.train.stages import whole_step
 from headsmith.train.step import Stepper, Unroll
 from headsmith.train.stored import stored_source
@@ -131,6 +132,7 @@ class Trainer:
         accelerator, total = self.stepper.accelerator, self.corpus.batches.total_steps
         main = accelerator.is_main_process
         saves = save_steps(self.recipe, total)
+        settle()
         with Report(total, self.step, quiet=not main) as report, Interrupt() as interrupt:
             if self.step in saves:
                 self.validate(report, interrupt)

@@ -22,8 +22,10 @@ from headsmith.models.eagle3 import Eagle3Head
 from headsmith.models.target import Target
 from headsmith.train.kernels.distil import Teacher, distil
 from headsmith.train.kernels.unroll_attention import unroll_attention
+from headsmith.train.layer import UnrollLayer, take
 from headsmith.train.loss import LossSettings
-from headsmith.train.projections import Projections, take
+from headsmith.train.pointwise import rms_norm
+from headsmith.train.shared import product_dtype
 from headsmith.train.stages import backward_from, stage
 
 
@@ -113,38 +115,37 @@ def unroll(head: Eagle3Head, target: Target, row: TrainRow, steps: int) -> Itera
     """The head's output g [n_k, H] of each step, with gradient through the states that are fed
     back.
     """
-    layer = head.midlayer
     starts = torch.tensor([0, *row.lengths[:-1]], device=row.ids.device).cumsum(0)
     lengths = torch.tensor(row.lengths, device=row.ids.device)
     document_starts = starts.repeat_interleave(lengths)
     positions = torch.arange(len(row.ids), device=row.ids.device) - document_starts
     z = head.fuse(row.taps.to(head.fc.weight.dtype))
     embeds = head.embed(target, row.ids).to(z.dtype)
-    products = Projections(layer, embeds, queried(row, steps))
-    normed = layer.hidden_norm(z)
+    layer = UnrollLayer(head.midlayer, embeds, queried(row, steps))
+    normed = layer.norm(z)
     # The last row of a document reads a token of the next one; no loss row ever attends to it.
     following = torch.arange(len(row.ids), device=row.ids.device).roll(-1)
-    keys, values = products.key_value(normed, following, *head.cos_sin(positions))
+    keys, values = layer.key_value(normed, following, *head.cos_sin(positions))
     own: list[tuple[Tensor, Tensor]] = []
     g = z
     for k in range(steps):
         rows = row.rows[k]
+        cos_sin = head.cos_sin(positions[rows] + k)
         if k == 0:
             z, normed = take(z, rows), take(normed, rows)
+            query = layer.query(normed, rows + 1, *cos_sin)
         else:
             # Rows are nested, so this step's rows are found among the previous step's.
             kept = torch.searchsorted(row.rows[k - 1], rows)
             z = head.feedback(take(g, kept))
             own = [(take(key, kept, 1), take(value, kept, 1)) for key, value in own]
-            normed = layer.hidden_norm(z)
-        cos_sin = head.cos_sin(positions[rows] + k)
-        if k > 0:
-            own.append(products.key_value(normed, rows + 1 + k, *cos_sin))
-        query = products.query(normed, rows + 1 + k, *cos_sin)
+            normed = layer.norm(z)
+            query, latest = layer.query_key_value(normed, rows + 1 + k, *cos_sin)
+            own.append(latest)
         attended = unroll_attention(
             query, keys, values, own, rows, row.lengths, head.config.sliding_window
         )
-        g = layer.output(z, attended)
+        g = layer.output(z, normed, attended)
         yield g
 
 
@@ -200,7 +201,7 @@ def unroll_losses(
         row.logsumexp,
         row.covered,
     )
-    states = [head.norm(g) for g in outputs]
+    states = [rms_norm(g, head.norm, product_dtype(g)) for g in outputs]
     losses, drafted = distil(
         states, head.lm_head.weight, teacher, slots, settings or LossSettings(), weights
     )

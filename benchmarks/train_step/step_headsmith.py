@@ -28,6 +28,7 @@ from headsmith.train.batches import Batches
 from headsmith.train.features import Features
 from headsmith.train.optimiser import build_optimisers
 from headsmith.train.recipe import TrainSection
+from headsmith.train.settle import settle
 from headsmith.train.stages import profiling, whole_step
 from headsmith.train.step import Stepper, Unroll
 from headsmith.train.unroll import loss_rows
@@ -126,6 +127,7 @@ def build(settings: dict[str, Any]) -> Answers:
     torch.set_num_threads(settings["threads"])
     data = torch.load(settings["data"], weights_only=True)
     stepper = make_stepper(data, settings["precision"])
+    settle()
     made, products = 0, Products()
 
     def step() -> dict[str, Any]:

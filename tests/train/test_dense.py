@@ -52,11 +52,15 @@ def make_row() -> Row:
     return Row(torch.randint(0, 300, (55,), generator=g), mask, lengths)
 
 
-def dense_loss(head: Eagle3Head, target: Target, row: Row, settings: LossSettings) -> Tensor:
-    """The weighed loss of all steps."""
+def dense_loss(
+    head: Eagle3Head, target: Target, single: Target, row: Row, settings: LossSettings
+) -> Tensor:
+    """The weighed loss of all steps, on the very states that training reads (`single`): what
+    rounding makes of a target's pass is no error of a gradient.
+    """
     layer, total, d = head.midlayer, len(row.ids), head.config.head_dim
-    features = target.features(row.ids, row.lengths, head.taps)
-    taps, last = features.taps.clone(), features.last.clone()
+    features = single.features(row.ids, row.lengths, head.taps)
+    taps, last = features.taps.double(), features.last.double()
     places, documents, positions = torch.arange(total), row.documents, row.positions
     hidden = (places > places[:, None]) | (documents != documents[:, None])
     groups = head.config.num_heads // head.config.num_kv_heads
@@ -117,7 +121,7 @@ def test_every_gradient_is_that_of_the_dense_computation(
     made = {n: p.grad for n, p in head.named_parameters()}
     head.zero_grad()
     head.double()
-    loss = dense_loss(head, target, row, settings)
+    loss = dense_loss(head, target, single, row, settings)
     loss.backward()
     assert float((found.loss_sums * weights).sum()) == pytest.approx(float(loss), rel=1e-5)
     for parameter, exact in head.named_parameters():

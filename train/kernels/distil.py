@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headsmith.models.linear import at_least_float32
-from headsmith.models.products import Buffer, add_product, product
+from headsmith.models.products import Buffer, WeightGradient, add_product, product
 from headsmith.train.kernels.distil_rows import Parts, Rows, visit
 from headsmith.train.loss import LossSettings
 
@@ -72,11 +72,14 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What does not change between visits: `slots` int64 [N] the teacher row of each row,
-    ascending, and `steps` int64 [N] its step.
+    """What does not change between visits: the `order` int64 [N] in which rows are sorted and the
+    way `back`; of the sorted rows `slots` int64 [N], the teacher's row of each, ascending, and
+    `steps` int64 [N], its step.
     """
 
     teacher: Teacher
+    order: Tensor
+    back: Tensor
     slots: Tensor
     steps: Tensor
     loss: LossSettings
@@ -97,15 +100,33 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """By the sorted states [N, H] and by the weight [V_d, H], None where it is not trained."""
+    """By the sorted states [N, H] and by the weight [V_d, H], None where it is not trained. Of one
+    chunk of columns (`whole`) a state has its gradient at once, of several their sum.
+    """
 
     states: Tensor
-    weight: Tensor | None
+    weight: WeightGradient | None
+    whole: bool
+    buffer: Buffer
 
     @classmethod
-    def zeros(cls, states: Tensor, weight: Tensor, trains_weight: bool) -> Gradients:
-        made = at_least_float32(torch.zeros_like(weight)) if trains_weight else None
-        return cls(at_least_float32(torch.zeros_like(states)), made)
+    def begin(cls, states: Tensor, weight: Tensor, work: Work, trains_weight: bool) -> Gradients:
+        """Nothing yet."""
+        whole = work.chunk.sizes(len(weight))[1] == len(weight)
+        wide = torch.promote_types(states.dtype, torch.float32)
+        dtype = work.dtype if whole else wide
+        made = states.new_empty if whole else states.new_zeros
+        by_weight = WeightGradient(weight, work.dtype) if trains_weight else None
+        return cls(made(states.shape, dtype=dtype), by_weight, whole, Buffer())
+
+    def add(self, cut: slice, columns: slice, slope: Tensor, w: Tensor, x: Tensor) -> None:
+        """Of the rows `cut` x [m, H] and the columns w [C, H]: the gradient by their logits."""
+        if self.whole:
+            self.states[cut] = product(slope, w, self.buffer)
+        else:
+            add_product(self.states[cut], slope, w, self.buffer)
+        if self.weight is not None:
+            self.weight.add(slope, x, columns)
 
 
 def distil(
@@ -132,8 +153,12 @@ def distil(
     )
     kind = device.type
     narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=device)
     work = Work(
         teacher,
+        order,
+        back,
         joined[order],
         steps[order],
         loss,
@@ -145,27 +170,26 @@ def distil(
     hint = torch.ones(len(counts)) if weights is None else weights
     hint = hint.detach().to(device, at_least_float32(weight.new_empty(0)).dtype)
     trained = torch.is_grad_enabled() and (total.requires_grad or weight.requires_grad)
-    # The order has every row once, and the gradient of this gather adds nothing up twice.
-    rows, choice = Distillation.apply(total.index_select(0, order), weight, work, hint, trained)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=device)
+    rows, choice = Distillation.apply(total, weight, work, hint, trained)
     # In the order of the rows again, so that a step's sum does not depend on how rows are packed.
     sums = [part.sum() for part in rows.index_select(0, back).split(counts)]
     return torch.stack(sums), list(choice[back].split(counts))
 
 
 class Distillation(torch.autograd.Function):
-    """Losses [N] and choices int64 [N] of sorted states [N, H]."""
+    """Losses [N] and choices int64 [N] of the sorted rows, from states [N, H] that are not."""
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, work: Work, hint: Tensor, trained: bool
     ) -> tuple[Tensor, Tensor]:
-        teacher = work.teacher
+        # Every row once: the gradient goes the same way back, and adds nothing up.
+        states, teacher = states.index_select(0, work.order), work.teacher
         full = teacher.logsumexp[work.slots].to(hint.dtype)
         covered = teacher.covered[work.slots].to(hint.dtype)
         rows = Rows.begin(full, covered, hint[work.steps])
-        grads = Gradients.zeros(states, weight, ctx.needs_input_grad[1]) if trained else None
+        by_weight = ctx.needs_input_grad[1]
+        grads = Gradients.begin(states, weight, work, by_weight) if trained else None
         for parts in visits(work, len(weight), trained):
             sweep(states, weight, work, rows, parts, grads)
         ctx.save_for_backward(states, weight)
@@ -182,16 +206,17 @@ class Distillation(torch.autograd.Function):
         ctx.grads = None
         factor = None if grads is None else proportion(grad, rows.scale)
         if factor is None:
-            grads, factor = Gradients.zeros(states, weight, ctx.needs_input_grad[1]), 1.0
+            grads, factor = Gradients.begin(states, weight, work, ctx.needs_input_grad[1]), 1.0
             parts = Parts(gradient=True)
             sweep(states, weight, work, replace(rows, scale=grad.contiguous()), parts, grads)
         assert grads is not None
-        by_states, by_weight = grads.states, grads.weight
+        by_states, by_weight = grads.states, None if grads.weight is None else grads.weight.sum()
         if factor != 1.0:
             by_states.mul_(factor)
             by_weight = None if by_weight is None else by_weight.mul_(factor)
         by_weight = None if by_weight is None else by_weight.to(weight.dtype)
-        return by_states.to(states.dtype), by_weight, None, None, None
+        by_states = by_states.to(states.dtype).index_select(0, work.back)
+        return by_states, by_weight, None, None, None
 
 
 def visits(work: Work, vocab: int, trained: bool) -> list[Parts]:
@@ -229,10 +254,7 @@ def sweep(
                 part = rows.part(cut)
                 slope = visit(logits, said, place, part, columns.start, work.loss, parts)
                 if parts.gradient and grads is not None:
-                    slope = slope.to(work.dtype)
-                    add_product(grads.states[cut], slope, w)
-                    if grads.weight is not None:
-                        add_product(grads.weight[columns], slope.T, x)
+                    grads.add(cut, columns, slope, w, x)
 
 
 def proportion(grad: Tensor, scale: Tensor) -> float | None:

@@ -6,7 +6,7 @@ Shapes: m rows, u teacher rows, C columns of the chunk (draft ids first .. first
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from headsmith.models.linear import at_least_float32
 from headsmith.train.loss import LossSettings
 
 # Logits that are gone through at a time on a CPU: what several passes find in the cache again.
-_BLOCK = 1 << 19
+_BLOCK = 1 << 17
 # Columns among which a maximum is found before its place is.
 _SPAN = 128
 
@@ -64,7 +64,7 @@ class Rows:
 
     def part(self, rows: slice) -> Rows:
         """Some of the rows, as views."""
-        return Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return Rows(*(getattr(self, name)[rows] for name in self.__slots__))
 
     def weight(self, loss: LossSettings) -> Tensor:
         """What the KL counts in a row's loss; see `losses`."""
@@ -90,7 +90,8 @@ def visit(
     loss: LossSettings,
     parts: Parts,
 ) -> Tensor:
-    """Take a chunk into `rows`, in place; with `parts.gradient` return the gradient by the logits.
+    """Take a chunk into `rows`, in place; with `parts.gradient` return the gradient by the logits,
+    in their dtype.
 
     logits [m, C], which are overwritten; teacher [u, C] the target's logits of the same ids; slots
     int64 [m] the teacher's row of each row; `first` the draft id of the first column.
@@ -112,15 +113,15 @@ def reference(
     parts: Parts,
 ) -> Tensor:
     """The same in plain PyTorch; `teacher` is overwritten too."""
-    logits, teacher = at_least_float32(logits), at_least_float32(teacher)
-    if parts.statistics:
-        found = teacher.logsumexp(-1)[slots]
-        torch.logaddexp(rows.teacher_lse, found, out=rows.teacher_lse)
-    said = Said.of(teacher, slots, rows) if parts.sums or parts.gradient else None
+    said = Said.of(at_least_float32(teacher), slots, rows, parts)
     size = max(1, _BLOCK // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
     for begin in range(0, len(logits), size):
         block = slice(begin, begin + size)
-        _take(logits[block], said, slots[block], rows.part(block), first, loss, parts)
+        narrow = logits[block]
+        wide = at_least_float32(narrow)
+        _take(wide, said, slots[block], rows.part(block), first, loss, parts)
+        if parts.gradient and wide is not narrow:
+            narrow.copy_(wide)
     return logits
 
 
@@ -146,18 +147,28 @@ class Said:
     negative_entropy: Tensor
 
     @classmethod
-    def of(cls, teacher: Tensor, slots: Tensor, rows: Rows) -> Said:
+    def of(cls, teacher: Tensor, slots: Tensor, rows: Rows, parts: Parts) -> Said:
         """From logits [u, C], which are overwritten; every one of them is read by some row."""
+        top = teacher.amax(-1)
+        below = teacher.sub_(top[:, None])
+        p = below.exp()
+        mass = p.sum(-1)
+        if parts.statistics:
+            found = mass.log() + top
+            torch.logaddexp(rows.teacher_lse, found[slots], out=rows.teacher_lse)
+        # Over all chunks, as every row knows it that reads this one.
         lse = rows.teacher_lse.new_empty(len(teacher))
         lse[slots] = rows.teacher_lse
-        log_p = teacher.sub_(lse[:, None])
-        p = log_p.exp()
-        return cls(p, p.sum(-1), torch.einsum("uc,uc->u", p, log_p))
+        down = top - lse
+        factor = down.exp()
+        mass *= factor
+        negative_entropy = below.mul_(p).sum(-1).mul_(factor).addcmul_(down, mass)
+        return cls(p.mul_(factor[:, None]), mass, negative_entropy)
 
 
 def _take(
     logits: Tensor,
-    said: Said | None,
+    said: Said,
     slots: Tensor,
     rows: Rows,
     first: int,
@@ -171,24 +182,26 @@ def _take(
         rows.choice.copy_(torch.where(shift > rows.best, column + first, rows.choice))
         torch.maximum(rows.best, shift, out=rows.best)
     logits.sub_(shift[:, None])
-    p = None if said is None else said.p.index_select(0, slots)
-    dot = torch.einsum("rc,rc->r", p, logits) if p is not None and parts.sums else None
+    reads = parts.sums or parts.gradient
+    p = said.p.index_select(0, slots) if reads else None
+    dot = (p * logits).sum(-1) if p is not None and parts.sums else None
     q = logits.exp_()
     if parts.statistics:
         torch.logaddexp(rows.lse, q.sum(-1).log_().add_(shift), out=rows.lse)
-    if said is None or p is None:
+    if p is None:
         return
     # With the statistics in the same visit the softmax is finished by a factor.
     beyond = rows.lse - shift
-    if parts.statistics:
-        q.mul_(beyond.neg().exp()[:, None])
+    factor = beyond.neg().exp() if parts.statistics else torch.ones_like(shift)
     if dot is not None:
         # p (log p - log q), summed; log q is logits - beyond.
         rows.kl += said.negative_entropy[slots] + said.mass[slots] * beyond - dot
     if loss.name == "kl":
         if parts.gradient:
-            q.sub_(p).mul_((rows.covered * rows.scale)[:, None])
+            weight = rows.covered * rows.scale
+            q.mul_((factor * weight)[:, None]).addcmul_(p, weight[:, None], value=-1)
         return
+    q.mul_(factor[:, None])
     likely = p.mul_((rows.teacher_lse - rows.full).exp()[:, None])
     under = q < likely
     if parts.sums:

@@ -35,29 +35,30 @@ class Layout:
     lengths: Sequence[int]
     window: int | None = None
 
-    def pieces(self, later: int, size: int) -> Iterator[tuple[slice, slice, Tensor]]:
-        """At most `size` queries of one document, the keys that any of them sees, and which of
-        those are hidden from each, bool [m, keys].
-        """
-        device = self.rows.device
-        ends = torch.tensor(self.lengths, device=device).cumsum(0)
+    def pieces(self, later: int, size: int) -> Iterator[tuple[slice, slice]]:
+        """At most `size` queries of one document, and the keys that any of them sees."""
+        ends = torch.tensor(self.lengths, device=self.rows.device).cumsum(0)
         cuts = torch.searchsorted(self.rows, ends).tolist()
         start, first = 0, 0
         for length, cut in zip(self.lengths, cuts, strict=True):
             for begin in range(first, cut, size):
                 queries = slice(begin, min(begin + size, cut))
-                place = self.rows[queries, None]
                 # Keys behind the last query are seen by no one.
-                low, high = start, int(place[-1]) + 1
+                low, high = start, int(self.rows[queries.stop - 1]) + 1
                 if self.window is not None:
-                    low = min(max(low, int(place[0]) + later - self.window + 1), high)
-                column = torch.arange(low, high, device=device)
-                hidden = column > place
-                if self.window is not None:
-                    # A step-k query stands k positions behind its row.
-                    hidden |= place + later - column >= self.window
-                yield queries, slice(low, high), hidden
+                    low = min(max(low, int(self.rows[begin]) + later - self.window + 1), high)
+                yield queries, slice(low, high)
             start, first = start + length, cut
+
+    def hidden(self, later: int, queries: slice, seen: slice) -> Tensor:
+        """Which keys of a piece are hidden from each of its queries, bool [m, keys]."""
+        place = self.rows[queries, None]
+        column = torch.arange(seen.start, seen.stop, device=self.rows.device)
+        hidden = column > place
+        if self.window is not None:
+            # A step-k query stands k positions behind its row.
+            hidden |= place + later - column >= self.window
+        return hidden
 
 
 def unroll_attention(
@@ -100,17 +101,34 @@ class UnrollAttention(torch.autograd.Function):
         own_values: Tensor,
         layout: Layout,
     ) -> Tensor:
-        query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
-        out, lse = forward(query, keys, values, own_keys, own_values, layout)
-        ctx.save_for_backward(query, keys, values, own_keys, own_values, out, lse)
+        inputs = (query.contiguous(), keys.contiguous(), values.contiguous(), own_keys, own_values)
+        if on_cpu(query):
+            from headsmith.train.kernels import unroll_attention_cpu as cpu
+
+            # Made here and given to no one: nobody can change them, and they need no watching.
+            out, ctx.weights = cpu.forward(*inputs, layout)
+            ctx.save_for_backward(*inputs)
+        else:
+            out, lse = forward(*inputs, layout)
+            ctx.save_for_backward(*inputs, out, lse)
         ctx.layout = layout
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, keys, values, own_keys, own_values, out, lse = ctx.saved_tensors
+        query, keys, values, own_keys, own_values, *made = ctx.saved_tensors
         inputs = (query, keys, values, own_keys, own_values)
+        if not made:
+            from headsmith.train.kernels import unroll_attention_cpu as cpu
+
+            return *cpu.backward(*inputs, ctx.weights, grad, ctx.layout), None
+        out, lse = made
         return *backward(*inputs, out, lse, grad.contiguous(), ctx.layout), None
+
+
+def on_cpu(query: Tensor) -> bool:
+    """Whether attention goes the way of `headsmith.train.kernels.unroll_attention_cpu`."""
+    return query.device.type == "cpu" and not use_kernels(query.device)
 
 
 def forward(
@@ -123,14 +141,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The output [h, n, d] and the log-sum-exp of the scores [h, n], float32 at least."""
     if use_kernels(query.device):
-        from headsmith.train.kernels.unroll_attention_launch import launch_forward
-
-        return launch_forward(query, keys, values, own_keys, own_values, layout)
-    from headsmith.train.kernels import unroll_attention_cpu as cpu
-
-    if cpu.runs(query, layout):
-        return cpu.forward(query, keys, values, own_keys, own_values, layout)
-    return reference_forward(query, keys, values, own_keys, own_values, layout)
+        from headsmith.train.kernels.unroll_attention_launch import launch_forward as made
+    else:
+        made = reference_forward
+    return made(query, keys, values, own_keys, own_values, layout)
 
 
 def backward(
@@ -145,19 +159,13 @@ def backward(
     layout: Layout,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients by the first five; `grad` [h, n, d] is that by the output."""
-    from headsmith.train.kernels import unroll_attention_cpu as cpu
-
-    inputs = (query, keys, values, own_keys, own_values)
-    kernels = use_kernels(query.device)
-    if not kernels and cpu.runs(query, layout):
-        return cpu.backward(*inputs, out, lse, grad, layout)
     # What the softmax takes back of every weight's gradient.
     delta = (at_least_float32(grad) * out).sum(-1)
-    if kernels:
+    if use_kernels(query.device):
         from headsmith.train.kernels.unroll_attention_launch import launch_backward as made
     else:
         made = reference_backward
-    return made(*inputs, lse, delta, grad, layout)
+    return made(query, keys, values, own_keys, own_values, lse, delta, grad, layout)
 
 
 def reference_forward(
@@ -173,7 +181,8 @@ def reference_forward(
     out = torch.empty_like(query)
     lse = at_least_float32(query.new_empty(query.shape[:2]))
     with torch.autocast(query.device.type, enabled=False):
-        for queries, seen, hidden in layout.pieces(len(own_keys), CHUNK):
+        for queries, seen in layout.pieces(len(own_keys), CHUNK):
+            hidden = layout.hidden(len(own_keys), queries, seen)
             q = query[:, queries].unflatten(0, (groups, -1))
             scores = _scores(q, keys[:, seen], own_keys[:, :, queries], hidden)
             sums = scores.logsumexp(-1)
@@ -200,7 +209,8 @@ def reference_backward(
     by_query, by_own_key, by_own_value = map(torch.zeros_like, (query, own_keys, own_values))
     by_key, by_value = (at_least_float32(torch.zeros_like(x)) for x in (keys, values))
     with torch.autocast(query.device.type, enabled=False):
-        for queries, seen, hidden in layout.pieces(later, CHUNK):
+        for queries, seen in layout.pieces(later, CHUNK):
+            hidden = layout.hidden(later, queries, seen)
             q, out_grad = (x[:, queries].unflatten(0, (groups, -1)) for x in (query, grad))
             sums, product = (x[:, queries].unflatten(0, (groups, -1)) for x in (lse, delta))
             own_key, own_value = own_keys[:, :, queries], own_values[:, :, queries]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headsmith.inference.kernels import VARIABLE
 from headsmith.train.kernels import unroll_attention as module
 from headsmith.train.kernels import unroll_attention_cpu as cpu
 from headsmith.train.kernels.unroll_attention import unroll_attention
@@ -16,9 +17,9 @@ ROWS = [0, 3, 6, 8, 9, 12, 20, 33, 37, 40, 49]
 
 @pytest.fixture(params=["cpu", "reference"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By torch's operation for CPUs, and without."""
+    """The CPU's, and the plain one."""
     if request.param == "reference":
-        monkeypatch.setattr(cpu, "runs", lambda query, layout: False)
+        monkeypatch.setattr(module, "on_cpu", lambda query: False)
     return request.param
 
 
@@ -69,7 +70,8 @@ def test_rows_see_what_the_definition_says(
     later: int, window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
-    monkeypatch.setattr(cpu, "CHUNK", chunk)
+    monkeypatch.setattr(cpu, "ELEMENTS", 1)
+    monkeypatch.setattr(cpu, "LEAST", chunk)
     given = inputs(later)
     found, expected = attend(given, window), one_by_one(given, window)
     assert (found - expected).abs().max() < 1e-12
@@ -77,12 +79,10 @@ def test_rows_see_what_the_definition_says(
     assert all((a - b).abs().max() < 1e-10 for a, b in pairs)
 
 
-def test_who_is_asked(way: str) -> None:
-    """Torch's operation runs where it can: without a window."""
-    query = inputs(0)[0]
-    for window in (None, 5):
-        layout = module.Layout(torch.tensor(ROWS), LENGTHS, window)
-        assert cpu.runs(query, layout) == (way == "cpu" and window is None)
+def test_who_is_asked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wish in ("off", "on"):
+        monkeypatch.setenv(VARIABLE, wish)
+        assert module.on_cpu(inputs(0)[0]) == (way == "cpu" and wish == "off")
 
 
 def test_a_window_without_keys_of_step_0_leaves_the_own_ones() -> None:
