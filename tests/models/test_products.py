@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from headsmith.errors import HeadsmithError
 from headsmith.models import products
 from headsmith.models.linear import PackedLinear, pack_linears, packing_helps
-from headsmith.models.products import Buffer, Linear, add_product, linear, product
+from headsmith.models.products import (
+    Buffer,
+    Linear,
+    WeightGradient,
+    add_product,
+    linear,
+    product,
+)
 
 
 @pytest.fixture(params=["torch", "numpy"])
@@ -223,3 +230,28 @@ def test_decoding_packs_it_like_any_linear_layer() -> None:
     module = nn.Sequential(Linear(4, 4), nn.Linear(4, 4))
     assert pack_linears(module) == 2
     assert all(isinstance(part, PackedLinear) for part in module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(12, 5), (5, 12)])
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 4)])
+def test_the_gradient_by_a_weight_is_added_up(
+    dtype: torch.dtype, shape: tuple[int, int], rows: slice, library: str
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    total = WeightGradient(torch.empty(shape, dtype=dtype), dtype)
+    exact = torch.zeros(shape, dtype=torch.float64)
+    for count in (7, 3):
+        x, grad = torch.randn(count, shape[1], generator=g), torch.randn(count, 12, generator=g)
+        x, grad = x.to(dtype), grad[:, : shape[0]][:, rows].to(dtype)
+        total.add(grad, x, rows)
+        exact[rows] += grad.double().T @ x.double()
+    found = total.sum()
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(found.double(), exact, rtol=near, atol=near)
+
+
+def test_a_weight_that_nothing_was_multiplied_with_has_a_gradient_of_zeros() -> None:
+    total = WeightGradient(torch.ones(4, 3), torch.float32)
+    assert torch.equal(total.sum(), torch.zeros(4, 3))

@@ -66,9 +66,11 @@ def gradients(out: Tensor, given: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("later", [0, 3])
 @pytest.mark.parametrize("chunk", [512, 3])
+@pytest.mark.parametrize("kept", [0, cpu.KEPT])
 def test_rows_see_what_the_definition_says(
-    later: int, window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch
+    later: int, window: int | None, chunk: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu, "KEPT", kept)
     monkeypatch.setattr(module, "CHUNK", chunk)
     monkeypatch.setattr(cpu, "ELEMENTS", 1)
     monkeypatch.setattr(cpu, "LEAST", chunk)
