@@ -60,6 +60,8 @@ class Unroll(nn.Module):
         self.head, self.target = head, target
         self.loss = loss or LossSettings(settings.loss, settings.kl_scale, settings.kl_decay)
         self.autocasts = settings.precision == "bfloat16"
+        # Copying rows of a matrix is nothing to a GPU, whose memory is what is short.
+        self.kept: dict[torch.dtype, Tensor] | None = {} if target.device.type == "cpu" else None
 
     def forward(
         self, row: TrainRow, steps: int, weights: Tensor | None = None
@@ -70,7 +72,7 @@ class Unroll(nn.Module):
         """
         device = self.target.device.type
         kind = KINDS[self.head.kind]
-        known = {"weights": weights} if kind.unrolls else {}
+        known = {"weights": weights, "kept": self.kept} if kind.unrolls else {}
         precision = torch.autocast(device, torch.bfloat16) if self.autocasts else nullcontext()
         with precision, stage("loss"):
             result = kind.losses(self.head, self.target, row, steps, self.loss, **known)

@@ -183,9 +183,11 @@ def unroll_losses(
     steps: int,
     settings: LossSettings | None = None,
     weights: Tensor | None = None,
+    kept: dict[torch.dtype, Tensor] | None = None,
 ) -> UnrollResult:
     """Losses and counts of all steps over one packed row. `weights` [K]: what the steps will be
-    weighed with, if that is known (`headsmith.train.kernels.distil`).
+    weighed with, if that is known; `kept`: what the next row can use again of this target and these
+    draft ids (`headsmith.train.kernels.distil`, both).
     """
     outputs, following = [], unroll(head, target, row, steps)
     for k in range(steps):
@@ -200,6 +202,7 @@ def unroll_losses(
         target.after_head,
         row.logsumexp,
         row.covered,
+        kept,
     )
     states = [rms_norm(g, head.norm, product_dtype(g)) for g in outputs]
     losses, drafted = distil(

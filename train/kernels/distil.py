@@ -51,7 +51,8 @@ class Teacher:
     """The target as the loss reads it: post-norm states `last` [n, H_t], output matrix `weight`
     [V, H_t], what follows it (`finish`, of logits and their ids), the draft `ids` int64 [V_d];
     `logsumexp` [n] over the whole vocabulary and `covered` bool [n], whether the first choice can
-    be drafted.
+    be drafted. `kept`: where rows of the matrix stay for the next step, by dtype, if all draft ids
+    are one chunk; a frozen target's are always the same.
     """
 
     last: Tensor
@@ -60,6 +61,15 @@ class Teacher:
     finish: Callable[[Tensor, Tensor | slice], Tensor]
     logsumexp: Tensor
     covered: Tensor
+    kept: dict[torch.dtype, Tensor] | None = None
+
+    def rows(self, columns: slice, dtype: torch.dtype) -> Tensor:
+        """Rows of the output matrix that some columns are, [C, H_t]."""
+        if self.kept is None or columns != slice(0, len(self.ids)):
+            return self.weight[self.of(columns)].to(dtype)
+        if dtype not in self.kept:
+            self.kept[dtype] = self.weight[self.of(columns)].to(dtype)
+        return self.kept[dtype]
 
     def of(self, columns: slice) -> Tensor | slice:
         """Target ids of some columns; a slice where they follow each other, which copies no row of
@@ -243,7 +253,7 @@ def sweep(
         for columns, pieces in work.pieces(len(weight)):
             ids = teacher.of(columns)
             w = weight[columns].to(work.dtype)
-            theirs = teacher.weight[ids].to(work.teacher_dtype)
+            theirs = teacher.rows(columns, work.teacher_dtype)
             of_teacher, of_head = Buffer(), Buffer()
             for cut, read, place in pieces:
                 x = states[cut].to(work.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,3 +142,19 @@ def test_autocast_is_no_worse_than_the_dense_loss_in_bfloat16(loss: LossSettings
         ours += float((weight.grad - exact).square().sum())
         theirs += float((plain_weight.grad - exact).square().sum())
     assert ours < 1.1 * theirs
+
+
+def test_rows_of_the_teacher_are_kept_where_they_are_one_chunk() -> None:
+    case, scale = Case(), torch.ones(len(COUNTS), dtype=torch.float64)
+    expected = case.chunked(LOSSES[0], scale)
+    case.teacher = replace(case.teacher, kept={})
+    case.chunked(LOSSES[0], scale)
+    # Read no more: the second step has all from the first.
+    spoilt = replace(case.teacher, weight=torch.full_like(case.teacher.weight, torch.nan))
+    case.teacher = spoilt
+    found = case.chunked(LOSSES[0], scale)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[3], expected[3])
+    many = replace(spoilt, kept={})
+    case.teacher = many
+    assert case.chunked(LOSSES[0], scale, chunk=Chunk(64, 16))[0].isnan().any()
+    assert many.kept == {}
